@@ -1,0 +1,38 @@
+"""``dps-ray``: the operator's command."""
+
+import argparse
+import importlib
+import sys
+
+from dps_ray.config import DpsConfigError
+
+COMMANDS = {
+    "models": "make or convert the models used by the demo and the tests",
+    "check": "prove that elastic memory and nested precision change nothing they must not change",
+    "bench": "replay a trace against an OpenAI-compatible server and report SLO metrics",
+    "demo": "serve a small fleet, replay a bursty trace against it and draw what happened",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Assemble the command tree; each ``dps_ray.cli.<command>`` adds its own options."""
+    parser = argparse.ArgumentParser(prog="dps-ray", description="Elastic LLM serving on Ray.")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    for name, summary in COMMANDS.items():
+        sub = subparsers.add_parser(name, help=summary, description=summary)
+        importlib.import_module(f"dps_ray.cli.{name}").add_arguments(sub)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; a configuration error is one line on standard error and exit status 2."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except DpsConfigError as error:
+        print(f"dps-ray {args.command}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

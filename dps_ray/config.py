@@ -1,0 +1,128 @@
+"""Options of one elastic engine: ``additional_config: {"dps": {...}}`` in vLLM's own configuration."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dps_ray.modes import Pin
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class DpsConfigError(ValueError):
+    """A configuration that cannot work; the message names the field, the value and the remedy."""
+
+
+class DpsOptions(BaseModel):
+    """Every knob of one replica's elastic memory, with units in the names.
+
+    The defaults serve a GPU or CPU replica without tuning; ``dps-ray tune`` and the README say
+    when to change them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pin: Pin = Pin.AUTO
+    """Start-up mode pin: ``auto`` lets the policy switch, ``full`` never lends, ``fast`` never restores."""
+
+    lend: bool = True
+    """Lend residual memory to the KV cache. ``false`` gives a static engine in the pinned mode."""
+
+    driver: Literal["auto", "host", "cuda"] = "auto"
+    """Memory driver: ``auto`` picks ``cuda`` on CUDA devices and ``host`` (memfd) elsewhere."""
+
+    binding: Literal["fixed", "any"] = "fixed"
+    """``fixed``: a residual segment always returns to its own unit, no remapping at run time.
+    ``any``: it returns to whichever unit is free first (the paper's), at one remap a restore."""
+
+    unit_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Smallest size of a physical unit, bytes. Rounded up to whole KV blocks and whole mapping
+    granules. Default: the smallest size that divides the residual into at most 64 units."""
+
+    formats: tuple[Literal["e4m3", "e5m2", "e4m3_row"], ...] = ("e4m3", "e4m3_row", "e5m2")
+    """Nested formats a layer may use, in order of preference."""
+
+    min_split_bytes: Annotated[int, Field(ge=0)] = 0
+    """Layers whose 16-bit weight is smaller than this stay whole, bytes. 0: split every layer."""
+
+    kernel: Literal["auto", "exact", "fused"] = "auto"
+    """``exact`` rebuilds 16-bit weights and calls the stock GEMM: bit-identical to vLLM on the
+    16-bit model. ``fused`` decodes inside the GEMM: faster, same error against float32.
+    ``auto`` is ``fused`` where the compiled kernels are installed, else ``exact``."""
+
+    high_watermark: Annotated[float, Field(gt=0.0)] = 1.0
+    """Demand, as a share of base KV blocks, at which the replica goes fast. 1.0: only when a
+    request would not fit otherwise (Algorithm 1). Above 1 is refused: requests would wait."""
+
+    low_watermark: Fraction = 0.6
+    """Demand, as a share of base KV blocks, at or below which restoring may start."""
+
+    min_fast_dwell_s: Annotated[float, Field(ge=0.0)] = 0.5
+    """Shortest stay in fast mode before restoring may start, seconds."""
+
+    min_full_dwell_s: Annotated[float, Field(ge=0.0)] = 0.0
+    """Shortest stay in full mode before memory may be lent again, seconds. Above 0 it can cost
+    preemptions."""
+
+    restore_chunk_bytes: Annotated[int, Field(ge=4096)] = 4 << 20
+    """Bytes copied between two looks at cancellation and pacing (the paper's 4 MiB)."""
+
+    restore_max_inflation: Fraction = 0.05
+    """Step-time inflation the restore may cause under load, as a share; pacing backs off above it."""
+
+    restore_floor_bytes_per_s: Annotated[float, Field(gt=0.0)] = 64e6
+    """Pacing never falls below this rate, bytes per second, so that a restore always ends."""
+
+    verify_restore: bool = True
+    """Compare every restored segment with the backup's checksum before full mode returns."""
+
+    key: str | None = None
+    """Name of the engine's status page. Set by the engine; leave it out."""
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.high_watermark > 1.0:
+            raise ValueError("high_watermark above 1.0 would make requests wait for memory that could be lent: use at most 1.0")
+        if self.low_watermark >= self.high_watermark:
+            raise ValueError(
+                f"low_watermark ({self.low_watermark}) must be below high_watermark "
+                f"({self.high_watermark}), or the replica would flap between modes"
+            )
+        if self.pin is Pin.FULL and self.lend:
+            raise ValueError("pin 'full' never lends memory: set lend to false with it, or pin 'auto'")
+        return self
+
+
+def parse_options(additional_config: Any) -> DpsOptions:
+    """Read and check ``additional_config["dps"]``.
+
+    Raises
+    ------
+    DpsConfigError
+        One line that names each wrong field, its value and what is allowed.
+    """
+    raw = additional_config.get("dps", {}) if additional_config else {}
+    if isinstance(raw, DpsOptions):
+        return raw
+    if not isinstance(raw, dict):
+        raise DpsConfigError(
+            f"additional_config.dps is {raw!r}: give a mapping of options, for example {{'pin': 'auto'}}"
+        )
+    try:
+        return DpsOptions(**raw)
+    except ValidationError as error:
+        raise DpsConfigError(one_line(error, "additional_config.dps")) from None
+
+
+def one_line(error: ValidationError, where: str) -> str:
+    """Fold a pydantic error into one line: field, value, remedy."""
+    parts = []
+    for item in error.errors():
+        field = ".".join([where, *(str(part) for part in item["loc"])])
+        if item["type"] == "extra_forbidden":
+            parts.append(f"{field} is not an option: remove it or correct its spelling")
+        elif item["loc"]:
+            parts.append(f"{field} is {item['input']!r}: {item['msg']}")
+        else:
+            parts.append(f"{field}: {item['msg']}")
+    return "; ".join(parts)

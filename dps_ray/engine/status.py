@@ -1,0 +1,55 @@
+"""What an engine tells the outside world about itself, as one immutable record."""
+
+from dataclasses import dataclass
+
+from dps_ray.modes import Mode, Pin
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """One consistent reading of an engine's status page.
+
+    Counters are totals since the engine started. ``None`` means not known yet, never zero.
+    """
+
+    sequence: int
+    """Grows by one with every publication."""
+    time_s: float
+    """Wall-clock time of the publication, seconds since the epoch."""
+    mode: Mode
+    pin: Pin
+    restoring: bool
+    """Some segment is on its way back."""
+    base_blocks: int
+    total_blocks: int
+    """Base and elastic KV blocks together."""
+    used_blocks: int
+    """Blocks held by live requests."""
+    free_blocks: int
+    """Free without lending anything more."""
+    headroom_blocks: int
+    """``free_blocks`` plus the blocks that lendable units could give."""
+    units: int
+    units_backed: int
+    """Units that hold their residual segment."""
+    units_kv: int
+    """Units lent to the KV cache."""
+    units_restoring: int
+    restore_progress: float | None
+    """Share of residual bytes in place, 0 to 1; ``None`` in a static engine."""
+    running: int
+    waiting: int
+    preemptions: int
+    tokens_full: int
+    """Tokens sampled by full-mode passes."""
+    tokens_fast: int
+    switches_to_fast: int
+    switches_to_full: int
+    restored_bytes: int
+    restore_busy_s: float
+    """Time spent copying residual bytes, seconds."""
+    restores_cancelled: int
+    last_restore_s: float | None
+    """Duration of the latest complete return to full mode (first restore to mode flip), seconds."""
+    fault: str | None
+    """Why the engine cannot return to full mode, or ``None``."""

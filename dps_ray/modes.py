@@ -1,0 +1,23 @@
+"""The two precision modes, shared by every room."""
+
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """Precision of one forward pass: every layer of a pass runs in the same mode."""
+
+    FULL = "full"
+    """Upper and lower bytes together: the 16-bit model."""
+    FAST = "fast"
+    """The upper bytes alone: the nested FP8 model."""
+
+
+class Pin(StrEnum):
+    """What an operator asks of a replica's mode."""
+
+    AUTO = "auto"
+    """The switching policy decides."""
+    FULL = "full"
+    """Never lend weight memory; return to full mode as soon as memory allows."""
+    FAST = "fast"
+    """Run in fast mode and never restore."""

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Builds the CPU environment from the lock: torch first (it is the one package whose CPU build has
+# its own version), then everything else by hash, then this project with its compiled kernels.
+set -euo pipefail
+venv=${1:?usage: install.sh VENV}
+here=$(cd "$(dirname "$0")" && pwd)
+torch_version=2.13.0
+
+"${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    { echo "install: ${PYTHON:-python3} is too old: Python 3.11 or newer is needed (set PYTHON=...)" >&2; exit 1; }
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+# Byte code is compiled at first import instead of for all files up front: most are never imported.
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile)
+
+"${pip[@]}" --upgrade "pip>=26" "setuptools==77.0.3" wheel
+if ! "${pip[@]}" --no-deps "torch==${torch_version}+cpu" 2>/dev/null; then
+    echo "install: torch ${torch_version}+cpu is not to be had here; installing the plain torch ${torch_version}" >&2
+    "${pip[@]}" "torch==${torch_version}"
+fi
+"${pip[@]}" --no-deps --require-hashes -r "$here/cpu.lock"
+"${pip[@]}" --no-deps --no-build-isolation --editable "$here/.."
