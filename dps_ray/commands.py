@@ -1,0 +1,36 @@
+"""What the scheduler tells every rank before a step, in step order.
+
+The scheduler decides, the ranks obey: all ranks of a tensor-parallel group receive the same
+``StepCommand`` objects in the same order, so that their memory states never differ.
+"""
+
+from dataclasses import dataclass
+
+from dps_ray.modes import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreTask:
+    """Copy residual segment ``segment`` back into physical unit ``unit``.
+
+    ``epoch`` is unique among all restores of an engine and grows: it names this attempt, so that
+    the completion of a cancelled one is never mistaken for it.
+    """
+
+    unit: int
+    segment: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommand:
+    """Orders of one step, applied in this order before any kernel of the step is launched."""
+
+    mode: Mode
+    """Precision of the step's forward pass."""
+    cancel: tuple[RestoreTask, ...] = ()
+    """Restores to abandon: their units are needed for KV blocks now."""
+    zero: tuple[int, ...] = ()
+    """Units to zero before their first KV write: residual bytes read as floats may be NaN."""
+    restore: tuple[RestoreTask, ...] = ()
+    """Restores that may start once every earlier step has completed."""
