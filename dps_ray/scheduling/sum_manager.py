@@ -1,0 +1,303 @@
+"""The SUM manager: owner of the binding state, and what the engine's scheduler talks to.
+
+SUM is the paper's semi-unified memory (section IV-B). Protocol of one scheduler step, all calls
+on the scheduler's thread:
+
+1. ``on_restored`` / ``on_restore_failed`` for what the ranks have reported;
+2. allocation: the block pool allocates and releases in ``ledger``, and calls ``lend_for`` when
+   neither base nor KV units can serve a request;
+3. ``plan_step``, exactly once: its command goes to every rank with the step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dps_ray.commands import RestoreTask, StepCommand
+from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.policy import Pressure, SwitchLimits, SwitchPolicy
+from dps_ray.scheduling.retry import RestoreRetry, RetryLimits
+from dps_ray.scheduling.states import LedgerError
+
+
+class UnitBlocks(Protocol):
+    """The engine's block pool, as the manager sees it.
+
+    The manager tells it of every change of ownership before the change can be acted on, so that
+    the pool's free lists and the ledger never disagree.
+    """
+
+    def reveal_unit(self, unit: int) -> None:
+        """Offer all blocks of ``unit`` for allocation: it belongs to the KV cache now."""
+
+    def hide_unit(self, unit: int) -> None:
+        """Withdraw all blocks of ``unit``, none of them live: a residual segment returns.
+
+        Prefix-cache entries that point at them must be dropped first.
+        """
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine started."""
+
+    switches_to_fast: int = 0
+    switches_to_full: int = 0
+    units_lent: int = 0
+    restores_started: int = 0
+    restores_completed: int = 0
+    restores_cancelled: int = 0
+    """Restores that a lend ended."""
+    restores_failed: int = 0
+    last_restore_s: float | None = None
+    """Latest return to full mode: from the first restore after the last lend to the mode's flip."""
+
+
+class SumManager:
+    """Ledger, policy and retries joined to the step protocol above.
+
+    Parameters
+    ----------
+    ledger
+        A new ledger; the block pool shares it.
+    limits
+        Thresholds and dwell times.
+    blocks
+        Told of every unit that enters or leaves the KV cache.
+    clock
+        Monotonic time, seconds.
+    pin
+        The operator's pin at start-up.
+    max_restoring_units
+        Restores that may be open at once; ``None`` for no cap. Units beyond it stay with the KV
+        cache, which a burst then takes without a cancellation.
+    retry
+        Bounds on retries after a failed restore.
+    """
+
+    def __init__(
+        self,
+        ledger: UnitLedger,
+        limits: SwitchLimits,
+        blocks: UnitBlocks,
+        *,
+        clock: Callable[[], float],
+        pin: Pin = Pin.AUTO,
+        max_restoring_units: int | None = None,
+        retry: RetryLimits | None = None,
+    ) -> None:
+        if max_restoring_units is not None and max_restoring_units < 1:
+            raise ValueError(
+                f"max_restoring_units is {max_restoring_units}: give 1 or more, or None for no cap"
+            )
+        self.ledger = ledger
+        self.counters = Counters()
+        self._policy = SwitchPolicy(limits, Mode.FAST if pin is Pin.FAST else Mode.FULL)
+        self._retry = RestoreRetry(retry or RetryLimits())
+        self._blocks = blocks
+        self._clock = clock
+        self._pin = pin
+        self._restore_slots = max_restoring_units or ledger.num_units
+        self._return_began_s: float | None = None
+        # Orders for the next command. A unit in _zero belongs to the KV cache.
+        self._cancel: list[RestoreTask] = []
+        self._zero: list[int] = []
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of the latest planned step."""
+        return self._policy.mode
+
+    @property
+    def pin(self) -> Pin:
+        """The operator's pin."""
+        return self._pin
+
+    @property
+    def fault(self) -> str | None:
+        """Why the replica cannot return to full mode, or ``None``."""
+        return self._retry.fault
+
+    @property
+    def obtainable_blocks(self) -> int:
+        """Elastic blocks that allocation can get now, lending included where it is allowed."""
+        lendable = self.ledger.lendable_blocks if self._may_lend() else 0
+        return self.ledger.kv_free_blocks + lendable
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether an engine without requests must keep stepping.
+
+        True while restores are open or could begin on an idle engine, dwell and retry pauses
+        included, and until the mode has followed.
+        """
+        if self.ledger.open_restores:
+            return True
+        if self._pin is Pin.FAST:
+            return self.mode is not Mode.FAST
+        if self.ledger.fully_backed:
+            return self.mode is not Mode.FULL
+        return bool(self.ledger.restorable_units()) and not self._retry.exhausted
+
+    # -- orders of the block pool and the operator ------------------------------------------------
+
+    def lend_for(self, blocks_needed: int) -> bool:
+        """Lend until KV units hold ``blocks_needed`` free blocks; lend nothing if they cannot.
+
+        Returns
+        -------
+        bool
+            Whether ``ledger.kv_free_blocks`` reaches ``blocks_needed``.
+        """
+        if blocks_needed > self.obtainable_blocks:
+            return False
+        while self.ledger.kv_free_blocks < blocks_needed:
+            self._lend()
+        return True
+
+    def set_pin(self, pin: Pin) -> None:
+        """Obey ``pin`` from the next step on, and forget failed restores.
+
+        Open restores run on under ``Pin.FAST``; no new one starts.
+        """
+        self._pin = pin
+        self._retry.reset()
+
+    # -- reports of the ranks ---------------------------------------------------------------------
+
+    def on_restored(self, unit: int, epoch: int) -> bool:
+        """Bind a segment that every rank has restored and verified.
+
+        Returns
+        -------
+        bool
+            ``False`` where the report is outdated: that restore was cancelled or has failed.
+        """
+        task = self._current(unit, epoch)
+        if task is None:
+            return False
+        self.ledger.complete_restore(task)
+        self._retry.succeeded(task.segment)
+        self.counters.restores_completed += 1
+        return True
+
+    def on_restore_failed(self, unit: int, epoch: int, error: str) -> bool:
+        """Return the unit of a restore that failed on some rank to the KV cache.
+
+        The other ranks may still be copying, so the next command cancels the restore everywhere
+        and zeroes the unit.
+
+        Returns
+        -------
+        bool
+            ``False`` where the report is outdated.
+        """
+        task = self._current(unit, epoch)
+        if task is None:
+            return False
+        self.ledger.fail_restore(task)
+        self._retry.failed(task.segment, error, self._clock())
+        self.counters.restores_failed += 1
+        self._cancel.append(task)
+        self._zero.append(unit)
+        self._blocks.reveal_unit(unit)
+        return True
+
+    # -- the step ---------------------------------------------------------------------------------
+
+    def plan_step(self, pressure: Pressure) -> StepCommand:
+        """Close the step's allocation: start restores, fix the mode, hand out pending orders.
+
+        Parameters
+        ----------
+        pressure
+            Demand after this step's allocation.
+        """
+        now = self._clock()
+        restore = self._begin_restores(pressure, now)
+        mode = self._policy.next_mode(
+            pressure, self._pin, fully_backed=self.ledger.fully_backed, now=now
+        )
+        if self._policy.note_mode(mode, now):
+            self._count_switch(mode, now)
+        command = StepCommand(
+            mode=mode, cancel=tuple(self._cancel), zero=tuple(self._zero), restore=restore
+        )
+        self._cancel.clear()
+        self._zero.clear()
+        return command
+
+    def restore_candidates(self) -> tuple[int, ...]:
+        """Return the units whose restore could begin in the coming step, longest free first.
+
+        A unit to be zeroed in that step is none: the copy runs beside the compute stream and only
+        waits for earlier steps, so the zeroing could wipe restored bytes.
+        """
+        return tuple(unit for unit in self.ledger.restorable_units() if unit not in self._zero)
+
+    # -- integrity --------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Verify the ledger and the pending orders.
+
+        Raises
+        ------
+        LedgerError
+            A sentence on the broken invariant.
+        """
+        self.ledger.check_integrity()
+        if len(set(self._zero)) != len(self._zero):
+            raise LedgerError(f"a unit would be zeroed twice in one step: {self._zero}")
+        for unit in self._zero:
+            if self.ledger.segment_of(unit) is not None:
+                raise LedgerError(f"unit {unit} would be zeroed although it holds a segment")
+        open_epochs = {task.epoch for task in self.ledger.open_restores}
+        for task in self._cancel:
+            if task.epoch in open_epochs:
+                raise LedgerError(f"restore {task} would be cancelled although it is open")
+
+    # -- internals --------------------------------------------------------------------------------
+
+    def _may_lend(self) -> bool:
+        return self._policy.may_lend(self._pin, self._clock())
+
+    def _lend(self) -> None:
+        lend = self.ledger.lend()
+        assert lend is not None, "obtainable blocks were counted before"
+        if lend.cancelled is not None:
+            self._cancel.append(lend.cancelled)
+            self.counters.restores_cancelled += 1
+        self._zero.append(lend.unit)
+        self.counters.units_lent += 1
+        self._return_began_s = None
+        self._policy.note_lend(self._clock())
+        self._blocks.reveal_unit(lend.unit)
+
+    def _begin_restores(self, pressure: Pressure, now: float) -> tuple[RestoreTask, ...]:
+        if not self._policy.may_restore(pressure, self._pin, now) or not self._retry.may_start(now):
+            return ()
+        slots = self._restore_slots - len(self.ledger.open_restores)
+        tasks = []
+        for unit in self.restore_candidates()[: max(slots, 0)]:
+            self._blocks.hide_unit(unit)
+            tasks.append(self.ledger.begin_restore(unit))
+        if tasks and self._return_began_s is None:
+            self._return_began_s = now
+        self.counters.restores_started += len(tasks)
+        return tuple(tasks)
+
+    def _current(self, unit: int, epoch: int) -> RestoreTask | None:
+        task = self.ledger.open_restore(unit)
+        return task if task is not None and task.epoch == epoch else None
+
+    def _count_switch(self, mode: Mode, now: float) -> None:
+        if mode is Mode.FAST:
+            self.counters.switches_to_fast += 1
+            return
+        self.counters.switches_to_full += 1
+        if self._return_began_s is not None:
+            self.counters.last_restore_s = now - self._return_began_s
+            self._return_began_s = None
