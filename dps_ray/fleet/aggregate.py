@@ -1,0 +1,94 @@
+"""The controller's core: reports in, versioned snapshots out.
+
+All of it is soft state. A restarted controller starts empty and knows the fleet again after one
+heartbeat of every replica; versions start from a value that the caller takes from a clock, so that
+they keep growing across restarts and a reader's old version never looks current.
+"""
+
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import Field
+
+from dps_ray.fleet.snapshot import FleetSnapshot, FreshnessOptions
+from dps_ray.fleet.state import ReplicaState
+from dps_ray.fleet.table import StateTable, Verdict
+
+
+class AggregateOptions(FreshnessOptions):
+    """How the controller ages and publishes what it hears."""
+
+    publish_period_s: Annotated[float, Field(gt=0.0)] = 0.25
+    """Shortest time between two versions made by mere refreshes, seconds. Transitions are
+    published at once; this bounds what the heartbeats of a large fleet cost every router."""
+
+
+class FleetAggregate:
+    """Latest states of the fleet and the version of what was published about them.
+
+    Parameters
+    ----------
+    options
+        Ageing and publication; replace them with ``reconfigure``.
+    clock
+        Monotonic seconds.
+    first_version
+        Version of the empty fleet.
+    """
+
+    def __init__(
+        self, options: AggregateOptions, clock: Callable[[], float], first_version: int = 0
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._table = StateTable()
+        self._version = first_version
+        self._published_at_s = clock()
+        self._unpublished = False
+        self.verdicts = dict.fromkeys(Verdict, 0)
+        """Reports since start, by what became of them."""
+
+    @property
+    def version(self) -> int:
+        """Version of the snapshot that readers should have."""
+        return self._version
+
+    @property
+    def options(self) -> AggregateOptions:
+        return self._options
+
+    def apply(self, state: ReplicaState) -> Verdict:
+        """Take in one report; a transition becomes visible in ``version`` at once."""
+        verdict = self._table.apply(state, self._clock())
+        self.verdicts[verdict] += 1
+        if verdict is Verdict.TRANSITION:
+            self._publish()
+        elif verdict is Verdict.REFRESH:
+            self._unpublished = True
+        return verdict
+
+    def reconfigure(self, options: AggregateOptions) -> None:
+        """Change the options; readers get a new version."""
+        self._options = options
+        self._publish()
+
+    def tick(self) -> None:
+        """Do what is due: drop silent replicas, publish collected refreshes.
+
+        Call it at least once every ``publish_period_s``.
+        """
+        now_s = self._clock()
+        vanished = self._table.forget(now_s, self._options)
+        waited = now_s - self._published_at_s >= self._options.publish_period_s
+        if vanished or (self._unpublished and waited):
+            self._publish()
+
+    def snapshot(self) -> FleetSnapshot:
+        """The fleet as known now; ages and standings are current."""
+        entries = tuple(self._table.entries(self._clock(), self._options))
+        return FleetSnapshot(version=self._version, entries=entries)
+
+    def _publish(self) -> None:
+        self._version += 1
+        self._published_at_s = self._clock()
+        self._unpublished = False

@@ -1,0 +1,50 @@
+"""When a replica has to say something: at once on a transition, otherwise at a heartbeat."""
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dps_ray.fleet.state import ReplicaState
+from dps_ray.fleet.table import transition_key
+
+
+class ReportOptions(BaseModel):
+    """How often a replica looks at its engine and how often it reports."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    poll_period_s: Annotated[float, Field(gt=0.0)] = 0.05
+    """Time between two looks at the engine's status, seconds: the longest that a transition stays
+    unnoticed."""
+    heartbeat_s: Annotated[float, Field(gt=0.0)] = 1.0
+    """Longest silence, seconds. Routers call an entry stale after the controller's
+    ``stale_after_s``: keep this below a third of it."""
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.poll_period_s > self.heartbeat_s:
+            raise ValueError(
+                f"poll_period_s ({self.poll_period_s}) must not be above heartbeat_s "
+                f"({self.heartbeat_s}): a heartbeat is sent at a poll"
+            )
+        return self
+
+
+class ReportSchedule:
+    """Decides which readings are sent. A reading counts as sent only once it was delivered."""
+
+    def __init__(self, options: ReportOptions) -> None:
+        self._options = options
+        self._delivered: tuple[object, ...] | None = None
+        self._delivered_at_s = float("-inf")
+
+    def is_due(self, state: ReplicaState, now_s: float) -> bool:
+        """Whether ``state`` must be sent now."""
+        if transition_key(state) != self._delivered:
+            return True
+        return now_s - self._delivered_at_s >= self._options.heartbeat_s
+
+    def delivered(self, state: ReplicaState, now_s: float) -> None:
+        """Note that ``state`` has reached the controller."""
+        self._delivered = transition_key(state)
+        self._delivered_at_s = now_s
