@@ -1,0 +1,190 @@
+"""Virtual-memory driver on ordinary Linux memory: one memfd, mapped wherever it is needed.
+
+All handles are pieces of one anonymous file. A file per handle would cost a descriptor each and
+map no faster (2 against 9 microseconds to create, 0.9 ms per 4 MiB to give back, either way).
+Pages are allocated by ``create``, so lack of memory is an error there and not a SIGBUS at some
+later write.
+"""
+
+import ctypes
+import itertools
+import mmap
+import os
+
+import numpy as np
+import torch
+
+from dps_ray.memory.checksum import checksum64
+from dps_ray.memory.driver import Executor, PhysicalHandle, VirtualRange, VmmError
+
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    *[ctypes.c_int] * 3,
+    ctypes.c_int64,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+class HostExecutor:
+    """Runs every operation at once, in the calling thread, without the interpreter lock.
+
+    ``memmove`` and ``memset`` stay on one core; torch would spread a background copy over the
+    cores that the forward pass computes on.
+    """
+
+    def zero(self, tensor: torch.Tensor) -> None:
+        ctypes.memset(tensor.data_ptr(), 0, tensor.numel())
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        if destination.numel() != source.numel():
+            raise ValueError(f"copy of {source.numel()} bytes into {destination.numel()}")
+        ctypes.memmove(destination.data_ptr(), source.data_ptr(), source.numel())
+
+    def checksum(self, tensor: torch.Tensor) -> int:
+        return checksum64(np.asarray(tensor))
+
+    def synchronize(self) -> None:
+        return
+
+
+class HostDriver:
+    """``VmmDriver`` over memfd and mmap. See the protocol for the contract of each method."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._ids = itertools.count()
+        self._offsets: dict[PhysicalHandle, int] = {}
+        self._end = 0
+        self._mapped: dict[int, PhysicalHandle] = {}
+        self._reserved: dict[int, VirtualRange] = {}
+        self._executor = HostExecutor()
+
+    @property
+    def granularity_bytes(self) -> int:
+        return mmap.PAGESIZE
+
+    @property
+    def compute(self) -> Executor:
+        return self._executor
+
+    @property
+    def transfer(self) -> Executor:
+        return self._executor
+
+    @property
+    def created_bytes(self) -> int:
+        """Physical memory held by this driver's handles, bytes."""
+        return sum(handle.nbytes for handle in self._offsets)
+
+    def reserve(self, nbytes: int) -> VirtualRange:
+        self._check_size("reserve", nbytes)
+        address = _mmap("reserve", 0, nbytes, 0, mmap.MAP_PRIVATE | _ANONYMOUS, -1, 0)
+        reserved = VirtualRange(address, nbytes)
+        self._reserved[address] = reserved
+        return reserved
+
+    def create(self, nbytes: int) -> PhysicalHandle:
+        self._check_size("create", nbytes)
+        if self._fd < 0:
+            self._fd = os.memfd_create("dps", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(self._fd, self._end, nbytes)
+        except OSError as error:
+            self._punch(self._end, nbytes)
+            self._close_if_unused()
+            raise VmmError("create", f"{nbytes} bytes", str(error)) from None
+        handle = PhysicalHandle(next(self._ids), nbytes)
+        self._offsets[handle] = self._end
+        self._end += nbytes
+        return handle
+
+    def map(self, address: int, handle: PhysicalHandle) -> None:
+        sizes = f"{handle.nbytes} bytes at {address:#x}"
+        if handle not in self._offsets:
+            raise VmmError("map", sizes, "unknown handle")
+        if not self._is_reserved(address, handle.nbytes):
+            raise VmmError("map", sizes, "address range is not reserved")
+        if self._overlaps_mapping(address, handle.nbytes):
+            raise VmmError("map", sizes, "address range is already mapped")
+        _mmap("map", address, handle.nbytes, mmap.PROT_READ | mmap.PROT_WRITE,
+              mmap.MAP_SHARED | _MAP_FIXED, self._fd, self._offsets[handle])  # fmt: skip
+        self._mapped[address] = handle
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        handle = self._mapped.get(address)
+        if handle is None or handle.nbytes != nbytes:
+            raise VmmError("unmap", f"{nbytes} bytes at {address:#x}", "no such mapping")
+        _mmap("unmap", address, nbytes, 0, mmap.MAP_PRIVATE | _ANONYMOUS | _MAP_FIXED, -1, 0)
+        del self._mapped[address]
+
+    def release(self, handle: PhysicalHandle) -> None:
+        sizes = f"{handle.nbytes} bytes"
+        if handle not in self._offsets:
+            raise VmmError("release", sizes, "unknown handle")
+        if handle in self._mapped.values():
+            raise VmmError("release", sizes, "still mapped: unmap it first")
+        self._punch(self._offsets.pop(handle), handle.nbytes)
+        self._close_if_unused()
+
+    def free(self, reserved: VirtualRange) -> None:
+        sizes = f"{reserved.nbytes} bytes at {reserved.address:#x}"
+        if self._reserved.get(reserved.address) != reserved:
+            raise VmmError("free", sizes, "not reserved")
+        if self._overlaps_mapping(reserved.address, reserved.nbytes):
+            raise VmmError("free", sizes, "still mapped: unmap it first")
+        if _libc.munmap(reserved.address, reserved.nbytes):
+            raise VmmError("free", sizes, os.strerror(ctypes.get_errno()))
+        del self._reserved[reserved.address]
+
+    def tensor(self, address: int, nbytes: int) -> torch.Tensor:
+        buffer = (ctypes.c_uint8 * nbytes).from_address(address)
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+
+    def _check_size(self, call: str, nbytes: int) -> None:
+        if nbytes <= 0 or nbytes % self.granularity_bytes:
+            reason = f"not a positive multiple of {self.granularity_bytes}"
+            raise VmmError(call, f"{nbytes} bytes", reason)
+
+    def _is_reserved(self, address: int, nbytes: int) -> bool:
+        return any(
+            r.address <= address and address + nbytes <= r.address + r.nbytes
+            for r in self._reserved.values()
+        )
+
+    def _overlaps_mapping(self, address: int, nbytes: int) -> bool:
+        return any(
+            start < address + nbytes and address < start + handle.nbytes
+            for start, handle in self._mapped.items()
+        )
+
+    def _punch(self, offset: int, nbytes: int) -> None:
+        mode = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE
+        if _libc.fallocate(self._fd, mode, offset, nbytes):
+            raise VmmError("release", f"{nbytes} bytes", os.strerror(ctypes.get_errno()))
+
+    def _close_if_unused(self) -> None:
+        if not self._offsets:
+            os.close(self._fd)
+            self._fd, self._end = -1, 0
+
+
+_ANONYMOUS = mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+
+
+def _mmap(
+    call: str, address: int, nbytes: int, protection: int, flags: int, fd: int, offset: int
+) -> int:
+    result = _libc.mmap(address or None, nbytes, protection, flags, fd, offset)
+    if result is None or result == _MAP_FAILED:
+        reason = os.strerror(ctypes.get_errno())
+        raise VmmError(call, f"{nbytes} bytes at {address:#x}", reason)
+    return int(result)

@@ -1,0 +1,92 @@
+"""One rank's elastic memory: obeys the scheduler's commands in step order."""
+
+from collections.abc import Callable
+from typing import Self
+
+from dps_ray.commands import StepCommand
+from dps_ray.memory.pacing import Pacer
+from dps_ray.memory.region import SharedRegion
+from dps_ray.memory.restore import Fence, RestoreCounters, RestoreResult, RestoreWorker
+
+
+class MemoryManager:
+    """Shared region and restore worker of one rank; owns both.
+
+    Parameters
+    ----------
+    region
+        Built and uploaded.
+    pacer, chunk_bytes, verify, on_done
+        As in ``RestoreWorker``.
+    """
+
+    def __init__(
+        self,
+        region: SharedRegion,
+        *,
+        pacer: Pacer,
+        chunk_bytes: int,
+        verify: bool,
+        on_done: Callable[[RestoreResult], None],
+    ) -> None:
+        self.region = region
+        self._pacer = pacer
+        self._worker = RestoreWorker(
+            region, pacer=pacer, chunk_bytes=chunk_bytes, verify=verify, on_done=on_done
+        )
+        self._bytes_at_last_step = 0
+
+    def apply(self, command: StepCommand, fence: Fence) -> None:
+        """Carry out one step's orders, before any kernel of the step is launched.
+
+        Parameters
+        ----------
+        command
+            The orders; the same on every rank of the engine.
+        fence
+            Completion of every earlier step; restores of this command wait for it.
+        """
+        # The order matters: a cancelled copy must have ended before its unit is zeroed, and a unit
+        # must be zero before the step's first KV write.
+        for task in command.cancel:
+            self._worker.cancel(task)
+        for unit in command.zero:
+            self.region.driver.compute.zero(self.region.unit_kv_view(unit))
+        for task in command.restore:
+            self._worker.submit(task, fence)
+
+    def note_step(self, duration_s: float, load: int | None) -> None:
+        """Tell the pacing how long a forward pass took, seconds, and how large it was (tokens)."""
+        copied_bytes = self._worker.counters().bytes
+        restoring = copied_bytes > self._bytes_at_last_step
+        self._bytes_at_last_step = copied_bytes
+        self._pacer.note_step(duration_s, restoring, load)
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until no restore is queued or running; whether that came before the timeout."""
+        return self._worker.wait_idle(timeout_s)
+
+    def verify_all(self) -> None:
+        """Check all residual bytes against the backup, while no unit is lent.
+
+        Raises
+        ------
+        ResidualMismatchError
+            Naming the segments that differ.
+        """
+        self.region.verify_all()
+
+    def counters(self) -> RestoreCounters:
+        """Totals of the restores since the start."""
+        return self._worker.counters()
+
+    def close(self) -> None:
+        """End the restores and give all memory back. Idempotent."""
+        self._worker.stop()
+        self.region.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

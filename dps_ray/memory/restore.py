@@ -1,0 +1,244 @@
+"""Background restore: copies residual segments back, chunk by chunk, until told otherwise."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from dps_ray.commands import RestoreTask
+from dps_ray.memory.pacing import Pacer
+from dps_ray.memory.region import SharedRegion
+
+
+class Fence(Protocol):
+    """Completion of every step that was scheduled before a unit became free."""
+
+    def wait(self) -> None:
+        """Return once they have completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """Outcome of a restore that was not cancelled."""
+
+    task: RestoreTask
+    ok: bool
+    """The segment is in place; verified, unless verification is off."""
+    nbytes: int
+    seconds: float
+    """From the first look at the fence to the end, waiting included."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreCounters:
+    """Totals since the start."""
+
+    bytes: int = 0
+    """Residual bytes copied, those of cancelled restores included."""
+    busy_seconds: float = 0.0
+    """Time spent copying and verifying, without fences and pacing."""
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+
+class _CancelledError(Exception):
+    """Unwinds the worker from a task that was abandoned."""
+
+
+class RestoreWorker:
+    """One thread that restores segments in the order they were submitted.
+
+    Parameters
+    ----------
+    region
+        Where the segments live.
+    pacer
+        Says how long to wait before each chunk.
+    chunk_bytes
+        Bytes copied between two looks at cancellation and pacing.
+    verify
+        Compare each segment with the backup's checksum before it counts as restored.
+    on_done
+        Called from the worker's thread for every task that was not cancelled; it must be quick and
+        must not call back into the worker.
+    """
+
+    def __init__(
+        self,
+        region: SharedRegion,
+        *,
+        pacer: Pacer,
+        chunk_bytes: int,
+        verify: bool,
+        on_done: Callable[[RestoreResult], None],
+    ) -> None:
+        self._region = region
+        self._pacer = pacer
+        self._chunk_bytes = chunk_bytes
+        self._verify = verify
+        self._on_done = on_done
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[RestoreTask, Fence]] = deque()
+        self._active: RestoreTask | None = None
+        self._abandoned = False
+        """The active task was cancelled: no further effect may begin."""
+        self._in_effect = False
+        """The active task is copying, remapping or reporting right now."""
+        self._stopping = False
+        self._counters = RestoreCounters()
+        self._died: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="dps-restore", daemon=True)
+        self._thread.start()
+
+    def submit(self, task: RestoreTask, fence: Fence) -> None:
+        """Queue a restore; nothing is copied before ``fence`` has been reached."""
+        with self._changed:
+            if self._died is not None:
+                raise RuntimeError("the restore thread died") from self._died
+            if self._stopping:
+                raise RuntimeError(f"{task} was submitted after stop()")
+            self._queue.append((task, fence))
+            self._changed.notify_all()
+
+    def cancel(self, task: RestoreTask) -> None:
+        """Abandon a restore, queued or running; no effect on a finished one.
+
+        When this returns, no chunk of the task is in flight, none will be issued, and ``on_done``
+        either has returned for it or will never be called.
+        """
+        with self._changed:
+            kept = deque(item for item in self._queue if item[0] != task)
+            if len(kept) < len(self._queue):
+                self._queue = kept
+                self._count(cancelled=1)
+            elif self._active == task:
+                self._abandoned = True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._active != task or not self._in_effect)
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is queued or running; whether that came before the timeout."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._active is None and not self._queue, timeout_s
+            )
+
+    def counters(self) -> RestoreCounters:
+        """Totals since the start."""
+        with self._changed:
+            return self._counters
+
+    def stop(self) -> None:
+        """Abandon everything and end the thread. Idempotent."""
+        with self._changed:
+            self._stopping = True
+            self._abandoned = True
+            self._queue.clear()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                self._restore(*item)
+        except BaseException as error:
+            with self._changed:
+                self._died = error
+                self._active = None
+                self._queue.clear()
+                self._changed.notify_all()
+            raise
+
+    def _next(self) -> tuple[RestoreTask, Fence] | None:
+        with self._changed:
+            self._active = None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._queue or self._stopping)
+            if self._stopping:
+                return None
+            task, fence = self._queue.popleft()
+            self._active, self._abandoned = task, False
+            return task, fence
+
+    def _restore(self, task: RestoreTask, fence: Fence) -> None:
+        started_s = time.monotonic()
+        nbytes, error = 0, None
+        try:
+            fence.wait()
+            with self._effect():
+                self._region.rebind(task.segment, task.unit)
+            nbytes = self._copy(task)
+            error = self._mismatch(task)
+        except _CancelledError:
+            self._count_locked(cancelled=1)
+            return
+        except Exception as failure:
+            error = f"segment {task.segment} was not restored into unit {task.unit}: {failure}"
+        seconds = time.monotonic() - started_s
+        result = RestoreResult(task, error is None, nbytes, seconds, error)
+        try:
+            with self._effect():
+                self._on_done(result)
+                self._count_locked(**{"completed" if result.ok else "failed": 1})
+        except _CancelledError:
+            self._count_locked(cancelled=1)
+
+    def _copy(self, task: RestoreTask) -> int:
+        destination = self._region.segment_view(task.segment)
+        source = self._region.backup.segment(task.segment)
+        transfer = self._region.driver.transfer
+        for start in range(0, source.numel(), self._chunk_bytes):
+            chunk = slice(start, min(start + self._chunk_bytes, source.numel()))
+            self._pause(self._pacer.next_delay_s(chunk.stop - chunk.start))
+            with self._effect():
+                began_s = time.monotonic()
+                transfer.copy(destination[chunk], source[chunk])
+                transfer.synchronize()
+                busy_s = time.monotonic() - began_s
+                self._count_locked(bytes=chunk.stop - chunk.start, busy_seconds=busy_s)
+        return source.numel()
+
+    def _mismatch(self, task: RestoreTask) -> str | None:
+        if not self._verify:
+            return None
+        began_s = time.monotonic()
+        matches = self._region.verify(task.segment)
+        self._count_locked(busy_seconds=time.monotonic() - began_s)
+        if matches:
+            return None
+        return (
+            f"segment {task.segment} differs from the backup after its restore into unit "
+            f"{task.unit}: it stays lent"
+        )
+
+    def _pause(self, delay_s: float) -> None:
+        if delay_s > 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._abandoned, delay_s)
+
+    @contextmanager
+    def _effect(self) -> Iterator[None]:
+        """Mark something that ``cancel`` must wait for; refused once the task is abandoned."""
+        with self._changed:
+            if self._abandoned:
+                raise _CancelledError
+            self._in_effect = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._in_effect = False
+                self._changed.notify_all()
+
+    def _count_locked(self, **amounts: float) -> None:
+        with self._changed:
+            self._count(**amounts)
+
+    def _count(self, **amounts: float) -> None:
+        grown = {name: getattr(self._counters, name) + by for name, by in amounts.items()}
+        self._counters = replace(self._counters, **grown)
