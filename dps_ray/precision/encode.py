@@ -133,7 +133,7 @@ def _row_max(weight: Tensor) -> Tensor:
     columns = weight.shape[-1]
     flat = weight.reshape(-1, columns)
     out = torch.empty(flat.shape[0], dtype=torch.float32, device=weight.device)
-    for rows in row_chunks(flat.shape[0], columns):
+    for rows in row_chunks(flat):
         out[rows] = flat[rows].abs().amax(dim=1)
     return out
 
@@ -144,7 +144,7 @@ def _encode(weight: Tensor, fmt: Format, row_max: Tensor) -> NestedTensor:
     shift = _row_shift(row_max, weight.dtype) if fmt is Format.E4M3_ROW else None
     columns = weight.shape[-1]
     flat = weight.reshape(-1, columns)
-    for rows in row_chunks(flat.shape[0], columns):
+    for rows in row_chunks(flat):
         part = flat[rows]
         if shift is not None:
             part = part.float() * power_of_two(shift[rows])[:, None]

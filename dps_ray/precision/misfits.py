@@ -63,7 +63,7 @@ def misfits_of(original: Tensor, nested: NestedTensor) -> Misfits:
     columns = original.shape[-1]
     flat = original.reshape(-1, columns)
     found = [Misfits(torch.empty(0, dtype=torch.int64), flat.new_empty(0), 0.0, 0.0)]
-    for rows in row_chunks(flat.shape[0], columns):
+    for rows in row_chunks(flat):
         part = find_misfits(flat[rows], decode_full(nested.rows(rows)))
         if part.count:
             index = part.index + rows.start * columns

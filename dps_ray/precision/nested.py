@@ -69,7 +69,7 @@ def _decode(nested: NestedTensor, bits_of: Callable[[NestedTensor], Tensor]) -> 
     out = torch.empty(nested.upper.shape, dtype=nested.dtype, device=nested.upper.device)
     columns = nested.upper.shape[-1]
     flat = out.view(-1, columns)
-    for rows in row_chunks(flat.shape[0], columns):
+    for rows in row_chunks(flat):
         part = nested.rows(rows)
         stored = bits_of(part).view(torch.float16)
         if part.row_shift is not None:
