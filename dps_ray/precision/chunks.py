@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-CPU_ELEMENTS = 1 << 15
+CPU_ELEMENTS = 1 << 14
 """Chunk on a CPU: temporaries stay in cache, and torch runs each operation on one thread. A
 fork and join for every one of these short operations costs more than it gains, and where other
 processes hold a core it costs a hundred times more."""
