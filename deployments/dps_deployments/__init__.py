@@ -1,0 +1,1 @@
+"""Ray Serve deployments of the fleet: replica server, controller, router, app builders."""

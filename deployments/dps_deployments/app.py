@@ -1,0 +1,203 @@
+"""Builders that ``serve run`` and ``serve deploy`` import: they check everything, then build."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from ray.serve import Application
+
+from dps_deployments.ray_version import require_supported_ray
+from dps_ray.config import DpsConfigError, one_line, parse_options
+from dps_ray.engine.vllm_version import require_supported_vllm
+from dps_ray.fleet.reporting import ReportOptions
+
+ROUTER_CLASS = "dps_deployments.router.DpsRouter"
+ROUTING_STATS_PERIOD_S = 1.0
+DEPLOYMENT_OPTIONS = {
+    "name",
+    "num_replicas",
+    "ray_actor_options",
+    "max_ongoing_requests",
+    "max_queued_requests",
+    "autoscaling_config",
+    "user_config",
+    "health_check_period_s",
+    "health_check_timeout_s",
+    "graceful_shutdown_wait_loop_s",
+    "graceful_shutdown_timeout_s",
+    "logging_config",
+    "request_router_config",
+}
+
+
+class FleetArgs(BaseModel):
+    """``args`` of an application whose ``import_path`` is ``dps_deployments.app:build_fleet``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    llm_config: dict[str, Any]
+    """``ray.serve.llm.LLMConfig``. The builder adds server class and request router to it."""
+    ingress: dict[str, Any] = {}
+    """Serve options of the OpenAI-compatible ingress deployment."""
+    controller_app: str = "dps-controller"
+    """Application the fleet controller is deployed in."""
+    report: ReportOptions = ReportOptions()
+    """How often replicas look at their engines and report."""
+
+
+def build_controller(args: dict[str, Any]) -> Application:
+    """Application with the fleet controller.
+
+    It takes no arguments: everything about it is its deployment's ``user_config``, which can be
+    changed while it runs.
+
+    Raises
+    ------
+    DpsConfigError
+        On any argument, or an unsupported Ray.
+    """
+    require_supported_ray()
+    if args:
+        raise DpsConfigError(
+            f"args is {args!r}: the controller takes none; put its settings under "
+            "deployments[].user_config"
+        )
+    from dps_deployments.controller import fleet_controller
+
+    return fleet_controller.bind()
+
+
+def build_fleet(args: dict[str, Any]) -> Application:
+    """Application with the replicas of one model behind the OpenAI-compatible API.
+
+    Parameters
+    ----------
+    args
+        Fields of ``FleetArgs``.
+
+    Raises
+    ------
+    DpsConfigError
+        One line that names the field, the value and the remedy, before any replica starts.
+    """
+    require_supported_ray()
+    require_supported_vllm()
+    from ray.serve.llm import build_openai_app
+
+    fleet = parse_fleet_args(args)
+    llm_config = to_llm_config(fleet)
+    check_model_source(llm_config.model_loading_config.model_source)
+    return build_openai_app(
+        {"llm_configs": [llm_config], "ingress_deployment_config": fleet.ingress}
+    )
+
+
+def parse_fleet_args(args: dict[str, Any]) -> FleetArgs:
+    """Read ``args`` and check everything in them that needs no file and no device.
+
+    Raises
+    ------
+    DpsConfigError
+        One line for each wrong field.
+    """
+    try:
+        fleet = FleetArgs(**args)
+    except ValidationError as error:
+        raise DpsConfigError(one_line(error, "args")) from None
+    _check_engine(fleet.llm_config.get("engine_kwargs", {}))
+    _check_deployment(fleet.llm_config.get("deployment_config", {}))
+    return fleet
+
+
+def to_llm_config(fleet: FleetArgs) -> Any:
+    """Build Ray's ``LLMConfig`` with the fleet's server and router.
+
+    Raises
+    ------
+    DpsConfigError
+        When Ray or vLLM do not know an option.
+    """
+    from ray.serve.llm import LLMConfig
+
+    from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer, ServerFleetOptions
+
+    given = fleet.llm_config
+    options = ServerFleetOptions(controller_app=fleet.controller_app, report=fleet.report)
+    router = {
+        "request_router_class": ROUTER_CLASS,
+        "request_router_kwargs": {
+            "controller_app": fleet.controller_app,
+            "revision": version("dps-ray"),
+        },
+        "request_routing_stats_period_s": ROUTING_STATS_PERIOD_S,
+    }
+    values = {
+        **given,
+        "server_cls": given.get("server_cls", DpsLLMServer),
+        "deployment_config": {
+            "request_router_config": router,
+            **given.get("deployment_config", {}),
+        },
+        "experimental_configs": {
+            **given.get("experimental_configs", {}),
+            FLEET_CONFIG_KEY: options.model_dump(mode="json"),
+        },
+    }
+    try:
+        llm_config = LLMConfig(**values)
+        # Ray splits and checks the engine's options only here.
+        llm_config.get_engine_config()
+    except ValidationError as error:
+        raise DpsConfigError(one_line(error, "args.llm_config")) from None
+    except ValueError as error:
+        raise DpsConfigError(f"args.llm_config.engine_kwargs: {error}") from None
+    return llm_config
+
+
+def check_model_source(source: Any) -> None:
+    """Refuse a model folder that is not there; a Hub id or a remote address passes.
+
+    Raises
+    ------
+    DpsConfigError
+        With the folder as this process sees it.
+    """
+    if not isinstance(source, str) or not source.startswith((".", "/", "~")):
+        return
+    folder = Path(source).expanduser()
+    if not (folder / "config.json").is_file():
+        raise DpsConfigError(
+            f"args.llm_config.model_loading_config.model_source is {source!r}: there is no "
+            f"config.json in {folder.absolute()}; make the model first (`dps-ray models`) or give "
+            "a Hugging Face id"
+        )
+
+
+def _check_engine(engine_kwargs: dict[str, Any]) -> None:
+    additional = engine_kwargs.get("additional_config") or {}
+    try:
+        parse_options(additional)
+    except DpsConfigError as error:
+        raise DpsConfigError(f"args.llm_config.engine_kwargs.{error}") from None
+    quantization = engine_kwargs.get("quantization")
+    if "dps" in additional and quantization != "dps":
+        raise DpsConfigError(
+            f"args.llm_config.engine_kwargs.quantization is {quantization!r} while "
+            "additional_config.dps is given: set quantization to 'dps', or remove the options"
+        )
+
+
+def _check_deployment(deployment_config: dict[str, Any]) -> None:
+    where = "args.llm_config.deployment_config"
+    unknown = sorted(deployment_config.keys() - DEPLOYMENT_OPTIONS)
+    if unknown:
+        raise DpsConfigError(
+            f"{where}.{unknown[0]} is not an option: remove it or correct its spelling "
+            f"(known: {', '.join(sorted(DEPLOYMENT_OPTIONS))})"
+        )
+    if "max_ongoing_requests" not in deployment_config:
+        raise DpsConfigError(
+            f"{where}.max_ongoing_requests is not set: Ray's default is no limit at all; give the "
+            "number of requests one replica may hold, running and waiting"
+        )

@@ -1,0 +1,155 @@
+"""The fleet controller as a Serve deployment: reports in, publications and status out.
+
+One replica with soft state in an application of its own, so that redeploying the models does not
+touch it. When it dies Serve starts another, which knows the fleet again after one heartbeat;
+meanwhile replicas keep serving and routers keep routing on what they know.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
+from dps_ray.config import DpsConfigError
+from dps_ray.fleet.aggregate import FleetAggregate
+from dps_ray.fleet.publication import ControllerOptions, Publication, parse_controller_options
+from dps_ray.fleet.snapshot import FreshnessOptions
+from dps_ray.fleet.state import ReplicaState
+
+MAX_WAIT_S = 30.0
+
+logger = logging.getLogger("ray.serve")
+status_api = FastAPI(title="DPS fleet", docs_url=None, redoc_url=None)
+
+
+class FleetController:
+    """Serve deployment around ``FleetAggregate``."""
+
+    def __init__(self) -> None:
+        self._started_at_s = time.monotonic()
+        self._options = ControllerOptions()
+        self._configured = False
+        self._config_error: str | None = None
+        self._aggregate = FleetAggregate(
+            self._options.ageing,
+            time.monotonic,
+            # Wall-clock milliseconds: a restarted controller continues above the versions of the
+            # one before it.
+            first_version=int(time.time() * 1000),
+        )
+        self._changed = asyncio.Event()
+        self._listeners = 0
+
+    def reconfigure(self, user_config: Any) -> None:
+        """Apply the operator's ``user_config``; routers have it at their next answer.
+
+        A wrong first configuration fails the deployment. Later ones are refused and shown in the
+        status: a typing error must not take a working controller down.
+
+        Raises
+        ------
+        DpsConfigError
+            On a wrong first configuration.
+        """
+        try:
+            self._options = parse_controller_options(user_config)
+        except DpsConfigError as error:
+            if not self._configured:
+                raise
+            self._config_error = str(error)
+            logger.error("keeping the previous configuration: %s", error)
+            return
+        self._configured = True
+        self._config_error = None
+        self._aggregate.reconfigure(self._options.ageing)
+        self._wake_listeners()
+
+    async def report(self, state: dict[str, Any]) -> str:
+        """Take in one ``ReplicaState`` in JSON form and say what became of it."""
+        before = self._aggregate.version
+        verdict = self._aggregate.apply(ReplicaState.model_validate(state))
+        if self._aggregate.version != before:
+            self._wake_listeners()
+        return verdict.value
+
+    async def listen(self, version: int | None, timeout_s: float) -> dict[str, Any] | None:
+        """Answer with a ``Publication`` as soon as its version is not ``version``.
+
+        Parameters
+        ----------
+        version
+            What the caller has; ``None`` for nothing.
+        timeout_s
+            Longest wait, seconds; capped at 30.
+
+        Returns
+        -------
+        dict or None
+            The publication in JSON form; ``None`` when the wait passed without a new one.
+        """
+        deadline_s = time.monotonic() + min(timeout_s, MAX_WAIT_S)
+        self._listeners += 1
+        try:
+            while True:
+                self._aggregate.tick()
+                if self._aggregate.version != version:
+                    return self._publication().model_dump(mode="json")
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return None
+                await self._wait_for_change(min(left_s, self._options.ageing.publish_period_s))
+        finally:
+            self._listeners -= 1
+
+    @status_api.get("/status")
+    async def status(self) -> dict[str, Any]:
+        """The fleet for people and scripts; read-only."""
+        self._aggregate.tick()
+        snapshot = self._aggregate.snapshot()
+        return {
+            "version": snapshot.version,
+            "time_s": time.time(),
+            "uptime_s": time.monotonic() - self._started_at_s,
+            "config": self._options.model_dump(mode="json"),
+            "config_error": self._config_error,
+            "listening_routers": self._listeners,
+            "reports": {key.value: count for key, count in self._aggregate.verdicts.items()},
+            "replicas": [entry.model_dump(mode="json") for entry in snapshot.entries],
+        }
+
+    def _publication(self) -> Publication:
+        ageing = self._options.ageing
+        return Publication(
+            snapshot=self._aggregate.snapshot(),
+            routing=self._options.routing,
+            freshness=FreshnessOptions(
+                stale_after_s=ageing.stale_after_s, forget_after_s=ageing.forget_after_s
+            ),
+        )
+
+    def _wake_listeners(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _wait_for_change(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+
+
+fleet_controller = serve.deployment(
+    name=CONTROLLER_DEPLOYMENT,
+    num_replicas=1,
+    # Every router holds one slot while it listens.
+    max_ongoing_requests=10_000,
+    ray_actor_options={"num_cpus": 0},
+    health_check_period_s=1,
+    health_check_timeout_s=5,
+    # A listening router is no reason to put off a shutdown.
+    graceful_shutdown_timeout_s=1,
+)(serve.ingress(status_api)(FleetController))
+"""The deployment, to be bound by an app builder."""

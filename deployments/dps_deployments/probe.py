@@ -1,0 +1,98 @@
+"""Reads one replica's state: its engine's status page where there is one, and its health."""
+
+import time
+from collections.abc import Callable
+
+from dps_deployments.ray_adapter import ReplicaIdentity
+from dps_ray.engine.status import EngineStatus
+from dps_ray.fleet.state import Health, ReplicaState, Source
+from dps_ray.modes import Mode
+
+
+class ReplicaProbe:
+    """State of this replica, on demand and without waiting for the engine.
+
+    Death is latched: an engine that was seen dead stays dead, whatever later looks say.
+    """
+
+    def __init__(self, identity: ReplicaIdentity, code_version: str) -> None:
+        self._identity = identity
+        self._code_version = code_version
+        self._sequence = 0
+        self._read_status: Callable[[], EngineStatus | None] | None = None
+        self._engine_is_dead: Callable[[], bool] | None = None
+        self._cause_of_death: str | None = None
+
+    @property
+    def cause_of_death(self) -> str | None:
+        """Why the engine is dead, or ``None`` while it is not."""
+        return self._cause_of_death
+
+    def engine_started(
+        self,
+        engine_is_dead: Callable[[], bool],
+        read_status: Callable[[], EngineStatus | None] | None,
+    ) -> None:
+        """Note that the engine is up.
+
+        Parameters
+        ----------
+        engine_is_dead
+            Cheap look at the engine client.
+        read_status
+            Reads the status page; ``None`` for an engine that is not elastic.
+        """
+        self._engine_is_dead = engine_is_dead
+        self._read_status = read_status
+
+    def latch_death(self, cause: str) -> None:
+        """Declare the engine dead; the first cause is kept."""
+        if self._cause_of_death is None:
+            self._cause_of_death = cause
+
+    def read(self) -> ReplicaState:
+        """Take one reading under the next sequence number."""
+        self._sequence += 1
+        status = self._look()
+        if status is None:
+            return self._state_without_page()
+        return ReplicaState.from_engine(
+            status,
+            replica_id=self._identity.replica_id,
+            sequence=self._sequence,
+            sent_at_s=time.time(),
+            code_version=self._code_version,
+            health=Health.READY,
+            node_id=self._identity.node_id,
+            deployment=self._identity.deployment,
+        )
+
+    def _look(self) -> EngineStatus | None:
+        """Latest status of a living elastic engine; ``None`` for any other."""
+        if self._cause_of_death is None and self._engine_is_dead is not None:
+            if self._engine_is_dead():
+                self.latch_death("the engine process has ended")
+            elif self._read_status is not None:
+                try:
+                    return self._read_status()
+                except RuntimeError as error:
+                    self.latch_death(str(error))
+        return None
+
+    def _state_without_page(self) -> ReplicaState:
+        dead = self._cause_of_death is not None
+        up = self._engine_is_dead is not None and not dead
+        elastic = self._read_status is not None
+        return ReplicaState(
+            replica_id=self._identity.replica_id,
+            sequence=self._sequence,
+            sent_at_s=time.time(),
+            source=Source.SERVER,
+            code_version=self._code_version,
+            node_id=self._identity.node_id,
+            deployment=self._identity.deployment,
+            health=Health.DEAD if dead else Health.READY if up else Health.STARTING,
+            # An engine that is not elastic has one mode: its checkpoint's own precision.
+            mode=Mode.FULL if up and not elastic else None,
+            fault=self._cause_of_death,
+        )
