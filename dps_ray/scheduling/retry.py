@@ -39,7 +39,8 @@ class RestoreRetry:
         if not self._failures:
             return None
         if self.exhausted:
-            return f"{self._latest}; gave up after {self._limits.attempts} attempts: set the pin again to retry"
+            attempts = self._limits.attempts
+            return f"{self._latest}; gave up after {attempts} attempts: set the pin again to retry"
         return f"{self._latest}; retrying"
 
     def may_start(self, now: float) -> bool:

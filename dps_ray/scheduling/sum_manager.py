@@ -10,11 +10,11 @@ on the scheduler's thread:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from dps_ray.commands import RestoreTask, StepCommand
 from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.counters import Counters
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits, SwitchPolicy
 from dps_ray.scheduling.retry import RestoreRetry, RetryLimits
@@ -36,22 +36,6 @@ class UnitBlocks(Protocol):
 
         Prefix-cache entries that point at them must be dropped first.
         """
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the engine started."""
-
-    switches_to_fast: int = 0
-    switches_to_full: int = 0
-    units_lent: int = 0
-    restores_started: int = 0
-    restores_completed: int = 0
-    restores_cancelled: int = 0
-    """Restores that a lend ended."""
-    restores_failed: int = 0
-    last_restore_s: float | None = None
-    """Latest return to full mode: from the first restore after the last lend to the mode's flip."""
 
 
 class SumManager:

@@ -1,0 +1,19 @@
+"""What a SUM manager has done since the engine started."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine started."""
+
+    switches_to_fast: int = 0
+    switches_to_full: int = 0
+    units_lent: int = 0
+    restores_started: int = 0
+    restores_completed: int = 0
+    restores_cancelled: int = 0
+    """Restores that a lend ended."""
+    restores_failed: int = 0
+    last_restore_s: float | None = None
+    """Latest return to full mode: from the first restore after the last lend to the mode's flip."""

@@ -1,0 +1,118 @@
+"""The manager survives any history, and the machine notices a manager that would not."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from dps_ray.commands import RestoreTask
+from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.states import LedgerError, Lend
+from dps_ray.scheduling.sum_manager import SumManager
+
+from .machine import ReplicaMachine
+
+TestAnyHistory = ReplicaMachine.TestCase
+TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+class LendsWithoutCancelling(SumManager):
+    def _lend(self) -> None:
+        super()._lend()
+        self._cancel.clear()
+
+
+class LendsWithoutZeroing(SumManager):
+    def _lend(self) -> None:
+        super()._lend()
+        self._zero.pop()
+
+
+class FailsWithoutCancelling(SumManager):
+    def on_restore_failed(self, unit: int, epoch: int, error: str) -> bool:
+        known = super().on_restore_failed(unit, epoch, error)
+        self._cancel.clear()
+        return known
+
+
+class RestoresWhatItZeroes(SumManager):
+    def restore_candidates(self) -> tuple[int, ...]:
+        return self.ledger.restorable_units()
+
+
+class BelievesOutdatedReports(SumManager):
+    def _current(self, unit: int, epoch: int) -> RestoreTask | None:
+        return self.ledger.open_restore(unit)
+
+
+class LendsAgainstThePin(SumManager):
+    def _may_lend(self) -> bool:
+        return True
+
+
+class ForgetsItsLends(SumManager):
+    def _lend(self) -> None:
+        pressed_at_s = self._policy._pressed_at
+        super()._lend()
+        self._policy._pressed_at = pressed_at_s
+
+
+class CountsRestoringAsBacked(UnitLedger):
+    @property
+    def fully_backed(self) -> bool:
+        return len(self._backed) + len(self._restoring) == self.num_units
+
+
+class ReusesEpochs(UnitLedger):
+    def begin_restore(self, unit: int) -> RestoreTask:
+        self._last_epoch = 0
+        return super().begin_restore(unit)
+
+
+class LendsBackedUnitsFirst(UnitLedger):
+    def lend(self) -> Lend | None:
+        if not self._backed:
+            return super().lend()
+        held, self._restoring = self._restoring, type(self._restoring)()
+        lend = super().lend()
+        self._restoring = held
+        return lend
+
+
+class LeaksReleasedBlocks(UnitLedger):
+    def release(self, unit: int, n: int = 1) -> None:
+        super().release(unit, n)
+        self._kv_free_blocks -= n
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        LendsWithoutCancelling,
+        LendsWithoutZeroing,
+        FailsWithoutCancelling,
+        RestoresWhatItZeroes,
+        BelievesOutdatedReports,
+        LendsAgainstThePin,
+        ForgetsItsLends,
+        CountsRestoringAsBacked,
+        ReusesEpochs,
+        LendsBackedUnitsFirst,
+        LeaksReleasedBlocks,
+    ],
+)
+def test_machine_catches_a_manager_that(mutant: type[SumManager] | type[UnitLedger]) -> None:
+    role = "ledger_type" if issubclass(mutant, UnitLedger) else "manager_type"
+    machine = type("MutantMachine", (ReplicaMachine,), {role: mutant})
+    with pytest.raises((AssertionError, LedgerError)):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=200,
+                stateful_step_count=40,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -1,0 +1,234 @@
+"""SUM manager: orders of a step, restores, faults, pins and counters, on a small replica."""
+
+import pytest
+
+from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.policy import SwitchLimits
+from dps_ray.scheduling.retry import RetryLimits
+from dps_ray.scheduling.states import LedgerError
+
+from .replica import Replica
+
+LIMITS = SwitchLimits(1.0, 0.6, 2.0, 0.0)
+"""Defaults of the engine, with a dwell long enough to see."""
+
+
+def burst(replica: Replica, blocks: int = 22) -> list[int | None]:
+    """Take ``blocks`` blocks (all of the replica's by default) and run the step."""
+    taken = replica.allocate(blocks)
+    assert taken is not None
+    replica.step()
+    return taken
+
+
+def calm(replica: Replica, taken: list[int | None]) -> None:
+    """Free ``taken`` and let the dwell pass."""
+    replica.free(taken)
+    replica.now_s += LIMITS.min_fast_dwell_s
+
+
+def test_burst_goes_fast_and_its_end_brings_full_mode_back_by_idle_steps():
+    replica = Replica(LIMITS)
+    assert replica.step().mode is Mode.FULL
+    taken = replica.allocate(22)
+    assert taken is not None
+    command = replica.step()
+    assert command.mode is Mode.FAST
+    assert sorted(command.zero) == [0, 1, 2, 3]
+    calm(replica, taken)
+    assert replica.manager.has_pending_work
+    tasks = replica.step().restore
+    assert len(tasks) == 4
+    replica.now_s += 3.0
+    assert all(replica.finish(task) for task in tasks)
+    assert replica.manager.has_pending_work
+    assert replica.step().mode is Mode.FULL
+    assert not replica.manager.has_pending_work
+    counters = replica.manager.counters
+    assert counters.last_restore_s == 3.0
+    assert (counters.switches_to_fast, counters.switches_to_full) == (1, 1)
+    assert (counters.units_lent, counters.restores_completed) == (4, 4)
+
+
+def test_allocation_that_fits_base_lends_nothing():
+    replica = Replica(LIMITS)
+    burst(replica, 10)
+    assert replica.manager.mode is Mode.FULL
+    assert replica.manager.counters.units_lent == 0
+
+
+def test_lend_that_cannot_serve_the_request_lends_nothing():
+    replica = Replica(LIMITS)
+    assert not replica.manager.lend_for(13)
+    assert replica.ledger.fully_backed
+    assert replica.step().zero == ()
+
+
+def test_new_burst_takes_restoring_units_and_cancels_their_restores():
+    replica = Replica(LIMITS)
+    calm(replica, burst(replica))
+    tasks = replica.step().restore
+    assert replica.finish(tasks[0])
+    assert replica.allocate(10 + 3) is not None
+    command = replica.step()
+    assert command.cancel == (tasks[-1],)
+    assert command.zero == (tasks[-1].unit,)
+    assert not replica.manager.on_restored(tasks[-1].unit, tasks[-1].epoch)
+    assert replica.manager.counters.restores_cancelled == 1
+
+
+def test_last_restore_time_starts_anew_after_a_lend():
+    replica = Replica(LIMITS)
+    calm(replica, burst(replica))
+    first = replica.step().restore
+    replica.now_s += 5.0
+    calm(replica, burst(replica, 13))
+    second = replica.step().restore
+    replica.now_s += 1.0
+    for task in (*first, *second):
+        replica.finish(task)
+    replica.step()
+    assert replica.manager.counters.last_restore_s == 1.0
+
+
+def test_restores_wait_for_the_dwell_but_keep_an_idle_engine_stepping():
+    replica = Replica(LIMITS)
+    replica.free(burst(replica))
+    assert replica.step().restore == ()
+    assert replica.manager.has_pending_work
+
+
+def test_cap_limits_open_restores_and_the_longest_free_unit_goes_first():
+    replica = Replica(LIMITS, max_restoring_units=1)
+    taken = burst(replica)
+    replica.free(taken[::-1])
+    freed = replica.ledger.restorable_units()
+    replica.now_s += 2.0
+    order = []
+    for _ in range(4):
+        (task,) = replica.step().restore
+        assert replica.step().restore == ()
+        replica.finish(task)
+        order.append(task.unit)
+    assert tuple(order) == freed
+
+
+def test_unit_zeroed_in_a_step_is_restored_in_a_later_one():
+    replica = Replica(LIMITS, pin=Pin.AUTO)
+    taken = replica.allocate(13)
+    assert taken is not None
+    replica.free(taken)
+    replica.manager.set_pin(Pin.FULL)
+    command = replica.step()
+    assert (command.zero, command.restore) == ((3,), ())
+    assert [task.unit for task in replica.step().restore] == [3]
+
+
+def test_demand_alone_goes_fast_below_a_high_watermark_of_one_and_lends_nothing():
+    replica = Replica(SwitchLimits(0.8, 0.6, 2.0, 0.0))
+    taken = burst(replica, 8)
+    assert replica.manager.mode is Mode.FAST
+    assert replica.ledger.fully_backed
+    replica.free(taken)
+    assert replica.step().mode is Mode.FAST
+    assert replica.manager.has_pending_work
+    replica.now_s += 2.0
+    assert replica.step().mode is Mode.FULL
+    assert replica.manager.counters.last_restore_s is None
+
+
+def test_full_dwell_withholds_lendable_blocks():
+    replica = Replica(SwitchLimits(1.0, 0.6, 0.0, 5.0))
+    calm(replica, burst(replica, 13))
+    for task in replica.step().restore:
+        replica.finish(task)
+    assert replica.step().mode is Mode.FULL
+    assert replica.manager.obtainable_blocks == 0
+    replica.now_s += 5.0
+    assert replica.manager.obtainable_blocks == 12
+
+
+def test_failed_restore_is_cancelled_zeroed_and_tried_again_after_a_pause():
+    replica = Replica(LIMITS, units=1, retry=RetryLimits(attempts=3, first_pause_s=1.0))
+    calm(replica, burst(replica, 13))
+    (task,) = replica.step().restore
+    assert replica.manager.on_restore_failed(task.unit, task.epoch, "checksum differs")
+    assert replica.manager.fault == (
+        "restore of residual segment 0 failed (checksum differs); retrying"
+    )
+    command = replica.step()
+    assert (command.mode, command.cancel, command.zero) == (Mode.FAST, (task,), (0,))
+    replica.now_s += 0.9
+    assert replica.step().restore == ()
+    assert replica.manager.has_pending_work
+    replica.now_s += 0.2
+    (again,) = replica.step().restore
+    assert replica.finish(again)
+    assert replica.manager.fault is None
+    assert replica.step().mode is Mode.FULL
+
+
+def test_manager_gives_up_after_the_last_attempt_until_the_pin_is_set_again():
+    replica = Replica(LIMITS, units=1, retry=RetryLimits(attempts=2, first_pause_s=1.0))
+    calm(replica, burst(replica, 13))
+    for pause_s in (1.0, 60.0):
+        (task,) = replica.step().restore
+        replica.manager.on_restore_failed(task.unit, task.epoch, "no pinned memory")
+        replica.step()
+        replica.now_s += pause_s
+    assert replica.step().restore == ()
+    assert not replica.manager.has_pending_work
+    assert "gave up after 2 attempts: set the pin again" in (replica.manager.fault or "")
+    calm(replica, burst(replica, 13))
+    assert replica.step().restore == (), "the unit still serves the KV cache, and only that"
+    replica.manager.set_pin(Pin.AUTO)
+    assert replica.manager.fault is None
+    assert replica.manager.has_pending_work
+    assert len(replica.step().restore) == 1
+
+
+def test_fast_pin_serves_fast_lends_and_never_restores():
+    replica = Replica(LIMITS, pin=Pin.FAST)
+    assert replica.step().mode is Mode.FAST
+    calm(replica, burst(replica))
+    assert replica.step().restore == ()
+    assert not replica.manager.has_pending_work
+    assert replica.manager.counters.switches_to_fast == 0
+
+
+def test_full_pin_lends_nothing_and_restores_under_any_demand():
+    replica = Replica(LIMITS)
+    taken = burst(replica, 16)
+    replica.manager.set_pin(Pin.FULL)
+    replica.free(taken[-3:])
+    assert replica.manager.obtainable_blocks == 3
+    (task,) = replica.step(waiting_requests=5).restore
+    replica.finish(task)
+    assert replica.allocate(1) is None
+    assert replica.step().mode is Mode.FAST
+
+
+def test_static_engine_follows_its_pin():
+    for pin, mode in ((Pin.FULL, Mode.FULL), (Pin.FAST, Mode.FAST)):
+        replica = Replica(LIMITS, units=0, pin=pin)
+        assert replica.step().mode is mode
+        assert replica.manager.obtainable_blocks == 0
+        assert not replica.manager.has_pending_work
+
+
+def test_cap_below_one_is_refused():
+    with pytest.raises(ValueError, match="max_restoring_units is 0: give 1 or more"):
+        Replica(LIMITS, max_restoring_units=0)
+
+
+@pytest.mark.parametrize(
+    ("zero", "sentence"),
+    [([3, 3], "zeroed twice in one step"), ([0], "unit 0 would be zeroed although it holds")],
+)
+def test_integrity_check_names_a_wrong_order(zero, sentence):
+    replica = Replica(LIMITS)
+    burst(replica, 13)
+    replica.manager.check_integrity()
+    replica.manager._zero = zero
+    with pytest.raises(LedgerError, match=sentence):
+        replica.manager.check_integrity()
