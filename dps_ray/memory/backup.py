@@ -6,7 +6,7 @@ from dps_ray.config import DpsConfigError
 from dps_ray.memory.checksum import checksum64
 from dps_ray.memory.driver import PhysicalHandle, VmmDriver, VmmError
 
-_EXTENT_BYTES = 16 << 20
+_MAX_EXTENT_BYTES = 16 << 20
 
 
 class ResidualBackup:
@@ -25,7 +25,9 @@ class ResidualBackup:
 
     def __init__(self, driver: VmmDriver, capacity_bytes: int) -> None:
         self._driver = driver
-        self._range = driver.reserve(_round_up(capacity_bytes, _EXTENT_BYTES))
+        granularity = driver.granularity_bytes
+        self._extent_bytes = min(_MAX_EXTENT_BYTES, _round_up(capacity_bytes, granularity))
+        self._range = driver.reserve(_round_up(capacity_bytes, self._extent_bytes))
         self._extents: list[PhysicalHandle] = []
         self._segments: list[torch.Tensor] = []
         self._checksums: list[int] = []
@@ -34,7 +36,7 @@ class ResidualBackup:
     @property
     def nbytes(self) -> int:
         """Host memory taken, bytes."""
-        return len(self._extents) * _EXTENT_BYTES
+        return len(self._extents) * self._extent_bytes
 
     def write(self, offset: int, data: torch.Tensor) -> None:
         """Keep ``data`` (uint8, contiguous, any shape) at a residual offset, before ``seal``.
@@ -72,7 +74,8 @@ class ResidualBackup:
         self._closed = True
         self._segments.clear()
         for index, extent in enumerate(self._extents):
-            self._driver.unmap(self._range.address + index * _EXTENT_BYTES, _EXTENT_BYTES)
+            address = self._range.address + index * self._extent_bytes
+            self._driver.unmap(address, self._extent_bytes)
             self._driver.release(extent)
         self._extents.clear()
         self._driver.free(self._range)
@@ -81,7 +84,7 @@ class ResidualBackup:
         while self.nbytes < nbytes:
             address = self._range.address + self.nbytes
             try:
-                extent = self._driver.create(_EXTENT_BYTES)
+                extent = self._driver.create(self._extent_bytes)
             except VmmError as error:
                 raise DpsConfigError(
                     f"the host cannot hold a residual backup of {nbytes} bytes or more ({error}): "

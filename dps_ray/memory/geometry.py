@@ -1,6 +1,6 @@
 """Sizes of one rank's memory: how KV blocks, physical units and mapping granules fit together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from dps_ray.config import DpsConfigError
@@ -106,7 +106,14 @@ def plan_geometry(
     best = max(plans, key=lambda plan: (plan.base_blocks + plan.num_blocks, -plan.unit_bytes))
     if best.base_blocks < MIN_BASE_BLOCKS:
         raise _too_little(kv_bytes, residual_bytes, unit_bytes, plans, granularity_bytes)
-    return best if lend else _without_lending(best)
+    if lend:
+        return best
+    return replace(
+        best,
+        elastic_blocks=0,
+        num_blocks=best.base_blocks,
+        kv_span_bytes=best.base_span_bytes,
+    )
 
 
 def _strides(block_bytes: int, granularity_bytes: int, target_bytes: int) -> list[int]:
@@ -148,21 +155,6 @@ def _plan(
         pad_bytes=pad_bytes,
         kv_span_bytes=pad_bytes + base_bytes + residual_span_bytes,
         residual_span_bytes=residual_span_bytes,
-    )
-
-
-def _without_lending(plan: Geometry) -> Geometry:
-    return Geometry(
-        block_stride_bytes=plan.block_stride_bytes,
-        blocks_per_unit=plan.blocks_per_unit,
-        unit_bytes=plan.unit_bytes,
-        num_units=plan.num_units,
-        base_blocks=plan.base_blocks,
-        elastic_blocks=0,
-        num_blocks=plan.base_blocks,
-        pad_bytes=plan.pad_bytes,
-        kv_span_bytes=plan.base_span_bytes,
-        residual_span_bytes=plan.residual_span_bytes,
     )
 
 

@@ -6,19 +6,24 @@ Pages are allocated by ``create``, so lack of memory is an error there and not a
 later write.
 """
 
+import bisect
 import ctypes
 import itertools
 import mmap
 import os
+from collections import Counter
 
 import numpy as np
 import torch
 
 from dps_ray.memory.checksum import checksum64
 from dps_ray.memory.driver import Executor, PhysicalHandle, VirtualRange, VmmError
+from dps_ray.memory.host_memory import available_bytes
 
+_NO_ACCESS = 0  # PROT_NONE, which the mmap module does not name
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
+_RESERVED_ONLY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 
@@ -65,6 +70,9 @@ class HostDriver:
         self._offsets: dict[PhysicalHandle, int] = {}
         self._end = 0
         self._mapped: dict[int, PhysicalHandle] = {}
+        self._mapped_addresses: list[int] = []
+        """Keys of ``_mapped``, sorted: neighbours are found without a scan."""
+        self._mappings = Counter[PhysicalHandle]()
         self._reserved: dict[int, VirtualRange] = {}
         self._executor = HostExecutor()
 
@@ -87,13 +95,16 @@ class HostDriver:
 
     def reserve(self, nbytes: int) -> VirtualRange:
         self._check_size("reserve", nbytes)
-        address = _mmap("reserve", 0, nbytes, 0, mmap.MAP_PRIVATE | _ANONYMOUS, -1, 0)
+        address = _mmap("reserve", 0, nbytes, _NO_ACCESS, _RESERVED_ONLY, -1, 0)
         reserved = VirtualRange(address, nbytes)
         self._reserved[address] = reserved
         return reserved
 
     def create(self, nbytes: int) -> PhysicalHandle:
         self._check_size("create", nbytes)
+        left_bytes = available_bytes()
+        if nbytes > left_bytes:
+            raise VmmError("create", f"{nbytes} bytes", f"only {left_bytes} bytes are available")
         if self._fd < 0:
             self._fd = os.memfd_create("dps", os.MFD_CLOEXEC)
         try:
@@ -118,20 +129,25 @@ class HostDriver:
         _mmap("map", address, handle.nbytes, mmap.PROT_READ | mmap.PROT_WRITE,
               mmap.MAP_SHARED | _MAP_FIXED, self._fd, self._offsets[handle])  # fmt: skip
         self._mapped[address] = handle
+        bisect.insort(self._mapped_addresses, address)
+        self._mappings[handle] += 1
 
     def unmap(self, address: int, nbytes: int) -> None:
         handle = self._mapped.get(address)
         if handle is None or handle.nbytes != nbytes:
             raise VmmError("unmap", f"{nbytes} bytes at {address:#x}", "no such mapping")
-        _mmap("unmap", address, nbytes, 0, mmap.MAP_PRIVATE | _ANONYMOUS | _MAP_FIXED, -1, 0)
+        _mmap("unmap", address, nbytes, _NO_ACCESS, _RESERVED_ONLY | _MAP_FIXED, -1, 0)
         del self._mapped[address]
+        self._mapped_addresses.remove(address)
+        self._mappings[handle] -= 1
 
     def release(self, handle: PhysicalHandle) -> None:
         sizes = f"{handle.nbytes} bytes"
         if handle not in self._offsets:
             raise VmmError("release", sizes, "unknown handle")
-        if handle in self._mapped.values():
+        if self._mappings[handle]:
             raise VmmError("release", sizes, "still mapped: unmap it first")
+        del self._mappings[handle]
         self._punch(self._offsets.pop(handle), handle.nbytes)
         self._close_if_unused()
 
@@ -161,10 +177,11 @@ class HostDriver:
         )
 
     def _overlaps_mapping(self, address: int, nbytes: int) -> bool:
-        return any(
-            start < address + nbytes and address < start + handle.nbytes
-            for start, handle in self._mapped.items()
-        )
+        following = bisect.bisect_left(self._mapped_addresses, address + nbytes)
+        if following == 0:
+            return False
+        start = self._mapped_addresses[following - 1]
+        return address < start + self._mapped[start].nbytes
 
     def _punch(self, offset: int, nbytes: int) -> None:
         mode = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE
@@ -175,9 +192,6 @@ class HostDriver:
         if not self._offsets:
             os.close(self._fd)
             self._fd, self._end = -1, 0
-
-
-_ANONYMOUS = mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 
 
 def _mmap(

@@ -88,8 +88,10 @@ class Pacer:
             if self._rate is None or now >= self._busy_until:
                 self._due = now
                 return 0.0
-            delay_s = max(0.0, self._due - now)
-            self._due = max(self._due, now) + chunk_bytes / self._rate
+            interval_s = chunk_bytes / self._rate
+            # At most one chunk ahead: a cancelled wait must not be paid for by later restores.
+            delay_s = min(max(0.0, self._due - now), interval_s)
+            self._due = now + delay_s + interval_s
             # A delayed chunk says nothing about the link.
             if delay_s > 0:
                 self._last_chunk = None

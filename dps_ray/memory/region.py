@@ -65,17 +65,18 @@ class SharedRegion:
         self._unit_of = list(range(num_units))
         self._segment_of = list(range(num_units))
         with ExitStack() as undo:
-            self._kv_range = self._build(undo)
+            kv_range = self._build(undo)
+            self.kv_tensor = driver.tensor(
+                kv_range.address + geometry.pad_bytes,
+                geometry.num_blocks * geometry.block_stride_bytes,
+            )
+            """All KV blocks, base blocks first, 1-D uint8; base blocks are zero."""
+            base_bytes = geometry.base_blocks * geometry.block_stride_bytes
+            driver.compute.zero(self.kv_tensor[:base_bytes])
+            driver.compute.synchronize()
+            arena.seal(unit_bytes)
+            self.backup = arena.backup
             self._teardown = undo.pop_all()
-        arena.seal(unit_bytes)
-        self.backup = arena.backup
-        self.kv_tensor = driver.tensor(
-            self._kv_range.address + geometry.pad_bytes,
-            geometry.num_blocks * geometry.block_stride_bytes,
-        )
-        """All KV blocks, base blocks first, 1-D uint8; base blocks are zero."""
-        driver.compute.zero(self.kv_tensor[: geometry.base_blocks * geometry.block_stride_bytes])
-        driver.compute.synchronize()
 
     def _build(self, undo: ExitStack) -> VirtualRange:
         driver, geometry = self.driver, self.geometry
@@ -139,6 +140,8 @@ class SharedRegion:
         ------
         ValueError
             Under ``fixed``, when the segment belongs elsewhere.
+        VmmError
+            When a driver call is refused; segments and units are as before.
         """
         self._check_index("segment", segment)
         self._check_index("unit", unit)
@@ -149,11 +152,19 @@ class SharedRegion:
             raise ValueError(
                 f"segment {segment} belongs to unit {previous_unit}, not {unit}: binding is fixed"
             )
-        stale = self._segment_of[unit]
-        for index in (segment, stale):
-            self.driver.unmap(self._segment_address(index), self.geometry.unit_bytes)
-        for index, target in ((segment, unit), (stale, previous_unit)):
-            self.driver.map(self._segment_address(index), self._units[target])
+        moves = ((segment, unit), (self._segment_of[unit], previous_unit))
+        driver, unit_bytes = self.driver, self.geometry.unit_bytes
+        with ExitStack() as undo:
+            for index, _ in moves:
+                address = self._segment_address(index)
+                driver.unmap(address, unit_bytes)
+                undo.callback(driver.map, address, self._units[self._unit_of[index]])
+            for index, target in moves:
+                address = self._segment_address(index)
+                driver.map(address, self._units[target])
+                undo.callback(driver.unmap, address, unit_bytes)
+            undo.pop_all()
+        for index, target in moves:
             self._unit_of[index] = target
             self._segment_of[target] = index
 

@@ -134,10 +134,14 @@ class RestoreWorker:
             return self._counters
 
     def stop(self) -> None:
-        """Abandon everything and end the thread. Idempotent."""
+        """Abandon everything and end the thread, once a fence being waited for is reached.
+
+        Idempotent.
+        """
         with self._changed:
             self._stopping = True
             self._abandoned = True
+            self._count(cancelled=len(self._queue))
             self._queue.clear()
             self._changed.notify_all()
         self._thread.join()
