@@ -1,0 +1,1 @@
+"""Proofs on real engines that elastic memory and nested precision change nothing they must not."""

@@ -1,0 +1,204 @@
+"""``dps-ray check engine``: elastic against static, bit for bit, on real engines.
+
+Memory safety is proved by controls: a run whose memory moves must equal the run whose memory
+does not, in the same mode, to the last bit of every logprob.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dps_ray.checks.process import run_engines
+from dps_ray.checks.specs import EngineSpec
+from dps_ray.cli.output import Report
+from dps_ray.models.tiny import TINY, make_tiny
+
+AMPLE_KV_BYTES = 48 << 20
+BLOCK_TOKENS = 32
+SMALL_BASE_BLOCKS = 8
+BURST_BASE_BLOCKS = 24
+"""A third of what the burst's 12 requests of 6 blocks hold at once."""
+EXACT: dict[str, Any] = {"kernel": "exact", "min_fast_dwell_s": 0.0}
+FORCED_FAST: dict[str, Any] = {**EXACT, "pin": "fast"}
+SHARDED = ("qwen3", "qwen3-moe")
+"""Models that are also checked with two tensor-parallel ranks."""
+
+
+def check_engine(
+    models: Sequence[str], root: Path, *, cycles: int, say: Callable[[str], None]
+) -> Report:
+    """Run every engine check on the named tiny models.
+
+    Parameters
+    ----------
+    models
+        Keys of ``TINY``.
+    root
+        Folder that holds (or receives) the models.
+    cycles
+        Forced switch cycles around resident requests.
+    say
+        Receives a line as each part ends.
+    """
+    report = Report("check engine")
+    subjects = {
+        f"{name} {dtype}": make_tiny(name, root, dtype=dtype)
+        for name in models
+        for dtype in (("float16", "bfloat16") if name == "qwen3" else ("float16",))
+    }
+    sharded = {
+        f"{label} tp=2": folder
+        for label, folder in subjects.items()
+        if label.split()[0] in SHARDED and label.endswith("float16")
+    }
+    burst_label = next(iter(subjects))
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        modes = {
+            label: pool.submit(run_engines, _mode_specs(label, folder, 1))
+            for label, folder in subjects.items()
+        }
+        burst = pool.submit(run_engines, _burst_specs(burst_label, subjects[burst_label]))
+        cycle = pool.submit(
+            run_engines, _cycle_specs(burst_label, subjects[burst_label], cycles), 1800.0
+        )
+        _judge_modes(report, modes, say)
+        _judge_burst(report, burst.result(), say)
+        _judge_cycles(report, cycle.result()[0], cycles, say)
+    # Two ranks need both cores: one engine at a time.
+    for label, folder in sharded.items():
+        done: Future[list[dict[str, Any]]] = Future()
+        done.set_result(run_engines(_mode_specs(label, folder, 2)))
+        _judge_modes(report, {label: done}, say)
+    return report
+
+
+def _mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
+    plain = EngineSpec(
+        label=f"{label}: plain",
+        model=str(folder),
+        kv_bytes=AMPLE_KV_BYTES,
+        tensor_parallel_size=ranks,
+        max_model_len=512,
+        block_size=BLOCK_TOKENS,
+    )
+    small = SMALL_BASE_BLOCKS * _block_bytes(folder) // ranks
+    return [
+        plain,
+        replace(plain, label=f"{label}: full", dps=EXACT),
+        replace(plain, label=f"{label}: fast, static KV", dps={**FORCED_FAST, "lend": False}),
+        replace(plain, label=f"{label}: fast, elastic KV", dps=FORCED_FAST, kv_bytes=small),
+    ]
+
+
+def _burst_specs(label: str, folder: Path) -> list[EngineSpec]:
+    plain = EngineSpec(
+        label=f"{label}: burst, plain",
+        model=str(folder),
+        kv_bytes=BURST_BASE_BLOCKS * _block_bytes(folder),
+        max_model_len=512,
+        block_size=BLOCK_TOKENS,
+        scenario="burst",
+        arguments={"count": 12, "prompt_tokens": 96, "max_tokens": 96},
+    )
+    return [plain, replace(plain, label=f"{label}: burst, dps", dps=EXACT)]
+
+
+def _cycle_specs(label: str, folder: Path, cycles: int) -> list[EngineSpec]:
+    return [
+        EngineSpec(
+            label=f"{label}: cycles",
+            model=str(folder),
+            kv_bytes=BURST_BASE_BLOCKS * _block_bytes(folder),
+            max_model_len=2048,
+            block_size=BLOCK_TOKENS,
+            dps=EXACT,
+            scenario="cycles",
+            arguments={"count": cycles},
+        )
+    ]
+
+
+def _judge_modes(
+    report: Report, runs: dict[str, Future[list[dict[str, Any]]]], say: Callable[[str], None]
+) -> None:
+    for label, future in runs.items():
+        plain, full, static, elastic = future.result()
+        report.check(
+            f"{label}: full mode equals plain vLLM, tokens and logprobs", _same(plain, full)
+        )
+        report.check(f"{label}: full mode ran in full mode", full["status"]["tokens_fast"] == 0)
+        report.check(
+            f"{label}: forced fast on elastic KV equals forced fast on static KV",
+            _same(static, elastic),
+        )
+        report.check(f"{label}: elastic KV used lent memory", elastic["units_lent"] > 0)
+        report.check(f"{label}: fast mode is another precision", not _same(plain, static))
+        nans = [run["nans"] for run in (plain, full, static, elastic)]
+        report.check(f"{label}: no NaN", not any(nans))
+        report.figures.setdefault("modes", {})[label] = {
+            "formats": full["formats"],
+            "tokens": sum(map(len, plain["tokens"])),
+            "units_lent": elastic["units_lent"],
+            "nans": nans,
+        }
+        say(f"{label}: formats {full['formats']}, {elastic['units_lent']} units lent")
+
+
+def _judge_burst(report: Report, runs: list[dict[str, Any]], say: Callable[[str], None]) -> None:
+    plain, elastic = runs
+    report.check("burst: fewer preemptions than plain vLLM at the same memory",
+                 elastic["preemptions"] < plain["preemptions"])  # fmt: skip
+    report.check("burst: the replica returned to full mode", elastic["returned_to_full"])
+    report.check(
+        "burst: the restored residual equals the backup",
+        all(rank["residual_intact"] for rank in elastic["ranks"]),
+    )
+    report.check("burst: no NaN", not plain["nans"] and not elastic["nans"])
+    report.figures["burst"] = {
+        "requests": 12,
+        "base_blocks": elastic["status"]["base_blocks"],
+        "preemptions_plain": plain["preemptions"],
+        "preemptions_dps": elastic["preemptions"],
+        "switches_to_fast": elastic["status"]["switches_to_fast"],
+        "restored_bytes": elastic["status"]["restored_bytes"],
+    }
+    say(f"burst: preemptions {plain['preemptions']} plain, {elastic['preemptions']} dps")
+
+
+def _judge_cycles(
+    report: Report, run: dict[str, Any], cycles: int, say: Callable[[str], None]
+) -> None:
+    status = run["status"]
+    report.check(
+        f"cycles: {cycles} switches to fast and back", status["switches_to_full"] >= cycles
+    )
+    report.check("cycles: live KV contents never changed", run["corrupted_blocks"] == 0)
+    report.check("cycles: blocks were watched in every cycle", run["blocks_watched"] >= cycles)
+    report.check("cycles: every cycle lent memory", run["cycles_lending"] == cycles)
+    report.check(
+        "cycles: the restored residual equals the backup",
+        all(rank["residual_intact"] for rank in run["ranks"]),
+    )
+    report.figures["cycles"] = run
+    say(f"cycles: {status['switches_to_full']} returns, {run['blocks_watched']} blocks compared")
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool(one["tokens"] == other["tokens"] and one["logprobs"] == other["logprobs"])
+
+
+def _block_bytes(folder: Path) -> int:
+    """Bytes of one KV block of a tiny model over all layers."""
+    config = json.loads((folder / "config.json").read_text())
+    if "kv_lora_rank" in config:
+        per_token = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    else:
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        per_token = 2 * config["num_key_value_heads"] * head
+    return int(per_token * 2 * BLOCK_TOKENS * config["num_hidden_layers"])
+
+
+MODELS = tuple(TINY)

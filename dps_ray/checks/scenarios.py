@@ -1,0 +1,168 @@
+"""What the engine checks make a running engine do, and what they note of it."""
+
+import hashlib
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+from dps_ray.checks.engine import Engine
+from dps_ray.engine import rank as ranks
+from dps_ray.modes import Pin
+
+VOCABULARY = 480
+"""Token ids below this exist in every tiny model."""
+
+
+def prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Seeded prompts of random token ids, ``count`` of them."""
+    rng = random.Random(seed)
+    return [
+        [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(shortest, longest))]
+        for _ in range(count)
+    ]
+
+
+def generate(
+    engine: Engine, *, count: int = 4, shortest: int = 20, longest: int = 90, max_tokens: int = 20
+) -> dict[str, Any]:
+    """Greedy tokens and the five best logprobs of each, exact to the bit."""
+    names = engine.start(prompts(count, shortest, longest), max_tokens, logprobs=5)
+    outputs = engine.finish(names)
+    result: dict[str, Any] = {
+        "tokens": [list(outputs[name].outputs[0].token_ids) for name in names],
+        "logprobs": [_logprobs(outputs[name]) for name in names],
+        "nans": _nans(outputs[name] for name in names),
+    }
+    if engine.elastic:
+        result["status"] = _figures(engine)
+        result["formats"] = engine.llm.collective_rpc("dps_load_report")[0]["totals"]["formats"]
+        result["units_lent"] = engine.scheduler.sum_manager.counters.units_lent
+    return result
+
+
+def burst(
+    engine: Engine, *, count: int = 12, prompt_tokens: int = 160, max_tokens: int = 160
+) -> dict[str, Any]:
+    """Many long requests at once, then, on an elastic engine, the way back to full mode."""
+    names = engine.start(prompts(count, prompt_tokens, prompt_tokens), max_tokens, logprobs=1)
+    outputs = engine.finish(names)
+    result: dict[str, Any] = {
+        "tokens": [list(outputs[name].outputs[0].token_ids) for name in names],
+        "nans": _nans(outputs[name] for name in names),
+        "preemptions": engine.preemptions(),
+    }
+    if engine.elastic:
+        result["returned_to_full"] = engine.return_to_full()
+        result["ranks"] = engine.verify_ranks()
+        result["status"] = _figures(engine)
+    return result
+
+
+def cycles(
+    engine: Engine, *, count: int = 200, residents: int = 2, per_resident: int = 25
+) -> dict[str, Any]:
+    """Forced switch cycles around resident requests whose KV bytes must not change.
+
+    Each cycle pins the replica to fast mode, makes fillers borrow weight memory, lets them end
+    and pins it back to full mode, which restores every unit. The residents' full blocks are
+    hashed on both sides of every cycle.
+    """
+    filler_tokens = engine.status.base_blocks * engine.spec.block_size
+    counters = engine.scheduler.sum_manager.counters
+    corrupted = watched = lending = 0
+    for cycle in range(count):
+        if cycle % per_resident == 0:
+            names = engine.start(prompts(residents, 70, 70, seed=cycle), 3000)
+            _settle(engine, residents)
+        before = _block_hashes(engine)
+        engine.pin(Pin.FAST)
+        lent = counters.units_lent
+        engine.finish(engine.start(prompts(1, filler_tokens, filler_tokens, seed=cycle), 1))
+        lending += counters.units_lent > lent
+        engine.pin(Pin.FULL)
+        if not engine.return_to_full():
+            break
+        after = _block_hashes(engine)
+        corrupted += sum(after[block] != digest for block, digest in before.items())
+        watched += len(before)
+        if cycle % per_resident == per_resident - 1:
+            engine.llm.llm_engine.abort_request(names)
+            engine.step()
+    return {
+        "corrupted_blocks": corrupted,
+        "blocks_watched": watched,
+        "cycles_lending": lending,
+        "ranks": engine.verify_ranks(),
+        "status": _figures(engine),
+    }
+
+
+SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
+    "generate": generate,
+    "burst": burst,
+    "cycles": cycles,
+}
+
+
+def _settle(engine: Engine, running: int) -> None:
+    """Step until the residents decode."""
+    while len(engine.scheduler.running) < running or engine.scheduler.waiting:
+        engine.step()
+    engine.step()
+
+
+def _block_hashes(engine: Engine) -> dict[int, str]:
+    """Digest of every block that a running request has filled, by block id."""
+    memory = ranks.current().memory
+    assert memory is not None
+    kv = memory.region.kv_tensor
+    stride = memory.region.geometry.block_stride_bytes
+    hashes = {}
+    for request in engine.scheduler.running:
+        full = request.num_computed_tokens // engine.spec.block_size
+        (ids,) = engine.scheduler.kv_cache_manager.get_block_ids(request.request_id)
+        for block in ids[:full]:
+            content = kv[block * stride : (block + 1) * stride]
+            hashes[block] = hashlib.blake2b(content.numpy().tobytes(), digest_size=16).hexdigest()
+    return hashes
+
+
+def _logprobs(output: Any) -> list[list[tuple[int, str]]]:
+    return [
+        sorted((token, value.logprob.hex()) for token, value in step.items())
+        for step in output.outputs[0].logprobs
+    ]
+
+
+def _nans(outputs: Any) -> int:
+    """Logprobs that are not numbers."""
+    return sum(
+        not math.isfinite(value.logprob)
+        for output in outputs
+        for step in output.outputs[0].logprobs
+        for value in step.values()
+    )
+
+
+def _figures(engine: Engine) -> dict[str, Any]:
+    status = engine.status
+    return {
+        name: getattr(status, name)
+        for name in (
+            "base_blocks",
+            "total_blocks",
+            "units",
+            "units_backed",
+            "preemptions",
+            "tokens_full",
+            "tokens_fast",
+            "switches_to_fast",
+            "switches_to_full",
+            "restored_bytes",
+            "restore_busy_s",
+            "restores_cancelled",
+            "last_restore_s",
+            "fault",
+        )
+    }

@@ -1,0 +1,41 @@
+"""``dps-ray check``: proofs on real engines, seconds to minutes on tiny models."""
+
+import argparse
+from pathlib import Path
+
+from dps_ray.checks.engine_check import MODELS, check_engine
+from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.models.cache import cache_root
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the ``check`` subcommands."""
+    what = parser.add_subparsers(dest="what", required=True)
+    engine = what.add_parser(
+        "engine", help="elastic memory and nested precision against static engines, bit for bit"
+    )
+    engine.add_argument(
+        "--model",
+        action="append",
+        choices=MODELS,
+        help="tiny model to check; may be repeated (default: all)",
+    )
+    engine.add_argument(
+        "--cycles", type=int, default=200, help="forced switch cycles (default: 200)"
+    )
+    engine.add_argument(
+        "--root", type=Path, default=None, help="folder of the models (default: the cache)"
+    )
+    add_json_flag(engine)
+    engine.set_defaults(run=run_engine)
+
+
+def run_engine(args: argparse.Namespace) -> int:
+    """Run the engine checks; exit status 0 only when all hold."""
+    report = check_engine(
+        args.model or MODELS,
+        args.root or cache_root(),
+        cycles=args.cycles,
+        say=lambda text: say(args, text),
+    )
+    return finish(args, report)

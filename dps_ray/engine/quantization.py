@@ -1,0 +1,127 @@
+"""``--quantization dps``: which layers are split, and how a split linear layer computes."""
+
+from typing import Any
+
+import dps_kernels
+import torch
+from torch.nn import Parameter
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import (
+    QuantizationConfig,
+    QuantizeMethodBase,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
+
+from dps_ray.engine import rank as ranks
+from dps_ray.engine.moe import DpsMoEMethod
+from dps_ray.engine.ops import register_ops
+from dps_ray.engine.split_weight import encode_weight, place, report_whole
+
+KEPT_WHOLE = {
+    ".gate": "router: its choice of experts must not depend on the mode",
+    ".shared_expert_gate": "router: its weight on the shared expert must not depend on the mode",
+    ".kv_b_proj": "absorbed into the attention at load (MLA)",
+}
+
+
+class DpsConfig(QuantizationConfig):
+    """Quantization configuration of an elastic engine; the options travel in additional_config."""
+
+    def get_name(self) -> str:  # type: ignore[override]
+        return "dps"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """None: the checkpoint is an ordinary 16-bit one."""
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "DpsConfig":
+        return cls()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if isinstance(layer, LinearBase):
+            return DpsLinearMethod(prefix)
+        if isinstance(layer, RoutedExperts):
+            return DpsMoEMethod(layer.moe_config, prefix)
+        if isinstance(layer, ParallelLMHead):
+            return DpsHeadMethod()
+        return None
+
+
+class DpsLinearMethod(UnquantizedLinearMethod):
+    """A linear layer in two bytes: created as a 16-bit one, split once its weight is loaded."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        weight = layer.weight.data
+        whole = next((why for end, why in KEPT_WHOLE.items() if self.prefix.endswith(end)), None)
+        if whole is not None:
+            report_whole(self.prefix, weight, whole)
+            encoded = None
+        else:
+            encoded = encode_weight(self.prefix, weight)
+        layer.dps_fmt = None if encoded is None else str(encoded.nested.fmt)
+        if encoded is None:
+            super().process_weights_after_loading(layer)
+            return
+        split_weight = place(encoded)
+        layer.weight = Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
+        layer.dps_upper = Parameter(split_weight.upper, requires_grad=False)
+        layer.dps_lower = Parameter(split_weight.lower, requires_grad=False)
+        layer.register_buffer("dps_row_shift", split_weight.row_shift, persistent=False)
+        misfits = split_weight.misfits
+        for name in ("index", "value"):
+            tensor = None if misfits is None else getattr(misfits, name)
+            layer.register_buffer(f"dps_misfit_{name}", tensor, persistent=False)
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if layer.dps_fmt is None:
+            return super().apply(layer, x, bias)
+        return torch.ops.vllm.dps_linear(
+            x,
+            layer.dps_upper,
+            layer.dps_lower,
+            layer.dps_row_shift,
+            layer.dps_misfit_index,
+            layer.dps_misfit_value,
+            bias,
+            layer.dps_fmt,
+        )
+
+
+class DpsHeadMethod(UnquantizedEmbeddingMethod):
+    """The output head stays 16-bit; with fused kernels its GEMM runs in float32 blocks.
+
+    CPUs without a native 16-bit GEMM spend longer in the stock head than in all other layers.
+    """
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if ranks.current().fused and not dps_kernels.has_native_gemm(x.dtype):
+            return dps_kernels.linear_16bit(x, layer.weight, bias)
+        return super().apply(layer, x, bias)
+
+
+def register_quantization() -> None:
+    """Make ``dps`` known to vLLM and define its operation."""
+    register_quantization_config("dps")(DpsConfig)
+    register_ops()

@@ -1,0 +1,194 @@
+"""State of one rank: its split weights, its memory and the mode of the running step.
+
+A worker process serves one rank, so there is one ``Rank`` a process. Layers reach it through
+``current()``; nothing else is global.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import dps_kernels
+import torch
+
+from dps_ray.commands import StepCommand
+from dps_ray.config import DpsConfigError, DpsOptions
+from dps_ray.engine.status_page import MAX_UNITS, RankSection, StatusPage
+from dps_ray.memory.arena import ResidualArena
+from dps_ray.memory.geometry import Geometry
+from dps_ray.memory.host_driver import HostDriver
+from dps_ray.memory.manager import MemoryManager
+from dps_ray.memory.pacing import Pacer
+from dps_ray.memory.region import ResidualMismatchError, SharedRegion
+from dps_ray.memory.restore import RestoreResult
+from dps_ray.modes import Mode, Pin
+from dps_ray.precision.report import LoadReport
+
+logger = logging.getLogger("vllm.dps")
+
+# Address space only: reserving it costs nothing, and the residual's size is not known before
+# the last layer is loaded.
+RESIDUAL_RESERVATION_BYTES = 1 << 40
+
+
+@dataclass(frozen=True)
+class StepsDone:
+    """The CPU fence: a rank takes commands between two steps, so earlier steps have completed."""
+
+    def wait(self) -> None:
+        return
+
+
+class Rank:
+    """One rank of an elastic engine, from the first loaded layer to shutdown."""
+
+    def __init__(self, options: DpsOptions, index: int) -> None:
+        if options.key is None:
+            raise DpsConfigError("additional_config.dps.key is missing: the engine sets it")
+        self.options = options
+        self.index = index
+        self.report = LoadReport()
+        self.arena = ResidualArena(HostDriver(), RESIDUAL_RESERVATION_BYTES)
+        self.mode = Mode.FAST
+        """Fast until the region stands: the residual has no memory behind it before that."""
+        self.memory: MemoryManager | None = None
+        self._page = StatusPage.attach(options.key)
+        self._section: RankSection = self._page.rank(index)
+        self._scratch: dict[tuple[torch.dtype, str], torch.Tensor] = {}
+        self.fused = _resolve_kernel(options.kernel)
+
+    def build_region(self, geometry: Geometry) -> torch.Tensor:
+        """Back the residual and the KV cache with memory; full mode is possible from here on.
+
+        Returns
+        -------
+        torch.Tensor
+            The KV cache's bytes, ``[num_blocks * block_stride_bytes]`` uint8, zeroed.
+        """
+        if geometry.num_units > MAX_UNITS:
+            raise DpsConfigError(
+                f"additional_config.dps.unit_bytes gives {geometry.num_units} units of "
+                f"{geometry.unit_bytes} bytes: at most {MAX_UNITS}; use larger units"
+            )
+        region = SharedRegion(self.arena.driver, self.arena, geometry, self.options.binding)
+        region.upload_all()
+        self.memory = MemoryManager(
+            region,
+            pacer=Pacer(
+                max_inflation=self.options.restore_max_inflation,
+                floor_bytes_per_s=self.options.restore_floor_bytes_per_s,
+            ),
+            chunk_bytes=self.options.restore_chunk_bytes,
+            verify=self.options.verify_restore,
+            on_done=self._restored,
+        )
+        self.mode = Mode.FAST if self.options.pin is Pin.FAST else Mode.FULL
+        section = self._section
+        section["base_blocks"] = geometry.base_blocks
+        section["elastic_blocks"] = geometry.elastic_blocks
+        section["blocks_per_unit"] = geometry.blocks_per_unit
+        section["units"] = geometry.num_units
+        section["residual_bytes"] = self.arena.used_bytes
+        logger.info(
+            "dps rank %d: %d base + %d elastic KV blocks, %d units of %.2f MiB, residual %.1f MiB",
+            self.index, geometry.base_blocks, geometry.elastic_blocks, geometry.num_units,
+            geometry.unit_bytes / 2**20, self.arena.used_bytes / 2**20,
+        )  # fmt: skip
+        return region.kv_tensor
+
+    def apply(self, command: StepCommand) -> None:
+        """Obey the scheduler's orders for the step about to run."""
+        assert self.memory is not None, "a step was scheduled before the region stood"
+        self.memory.apply(command, StepsDone())
+        self.mode = command.mode
+
+    def count_step(self, duration_s: float, tokens: int) -> None:
+        """Feed a finished forward pass to the restore's pacing and to the counters."""
+        assert self.memory is not None
+        self.memory.note_step(duration_s, tokens)
+        self._section["fast_steps" if self.mode is Mode.FAST else "full_steps"] += 1
+
+    def scratch(self, shape: torch.Size, dtype: torch.dtype, slot: str = "") -> torch.Tensor:
+        """A reusable buffer for rebuilt weights, one a slot, as large as the largest asked for."""
+        numel = shape.numel()
+        buffer = self._scratch.get((dtype, slot))
+        if buffer is None or buffer.numel() < numel:
+            buffer = self._scratch[dtype, slot] = torch.empty(numel, dtype=dtype)
+        return buffer[:numel].view(shape)
+
+    def verify(self) -> dict[str, Any]:
+        """Figures for checks; ``residual_intact`` says whether the residual equals its backup."""
+        assert self.memory is not None
+        return {
+            "rank": self.index,
+            "mode": str(self.mode),
+            "residual_intact": self._residual_intact(),
+            "residual_bytes": self.arena.used_bytes,
+            "fast_steps": int(self._section["fast_steps"]),
+            "full_steps": int(self._section["full_steps"]),
+            "restored_bytes": int(self._section["restored_bytes"]),
+            "restores_failed": int(self._section["restores_failed"]),
+        }
+
+    def close(self) -> None:
+        """Stop restoring and give the memory back."""
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
+
+    def _residual_intact(self) -> bool:
+        assert self.memory is not None
+        try:
+            self.memory.verify_all()
+        except ResidualMismatchError as error:
+            logger.error("dps rank %d: %s", self.index, error)
+            return False
+        return True
+
+    def _restored(self, result: RestoreResult) -> None:
+        section = self._section
+        if result.ok:
+            section["restored_bytes"] += result.nbytes
+            section["restore_busy_s"] += result.seconds
+        else:
+            section["restores_failed"] += 1
+            logger.error("dps rank %d: %s", self.index, result.error)
+        # Last: the scheduler acts on this cell.
+        section.outcomes[result.task.unit] = result.task.epoch if result.ok else -result.task.epoch
+
+
+def _resolve_kernel(choice: str) -> bool:
+    """Whether weights are decoded inside the GEMM."""
+    if choice == "fused" and not dps_kernels.available():
+        raise DpsConfigError(
+            "additional_config.dps.kernel is 'fused' but the compiled kernels are not installed: "
+            "reinstall with a C++ compiler, or use 'auto'"
+        )
+    return choice != "exact" and dps_kernels.available()
+
+
+_current: Rank | None = None
+
+
+def begin(options: DpsOptions, index: int) -> Rank:
+    """Start this process's rank, before its model is loaded."""
+    global _current
+    if _current is not None:
+        _current.close()
+    _current = Rank(options, index)
+    return _current
+
+
+def current() -> Rank:
+    """This process's rank.
+
+    Raises
+    ------
+    DpsConfigError
+        When the worker is not a DPS worker.
+    """
+    if _current is None:
+        raise DpsConfigError(
+            "quantization 'dps' needs its own worker class: leave worker_cls at 'auto'"
+        )
+    return _current

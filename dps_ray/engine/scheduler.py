@@ -1,0 +1,116 @@
+"""vLLM's scheduler with the SUM manager beside it: every step carries a ``StepCommand``."""
+
+import time
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from dps_ray.config import DpsConfigError
+from dps_ray.engine.block_pool import ElasticBlockPool
+from dps_ray.engine.configure import engine_options
+from dps_ray.engine.publisher import StatusPublisher
+from dps_ray.engine.rank_reports import RankReports
+from dps_ray.engine.status_page import StatusPage
+from dps_ray.modes import Mode
+from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.policy import Pressure, SwitchLimits
+from dps_ray.scheduling.sum_manager import SumManager
+
+IDLE_STEP_PAUSE_S = 0.001
+"""An idle engine keeps stepping while memory comes back; the pause leaves the CPU to the copies."""
+
+
+class ElasticScheduling:
+    """Mixin over vLLM's schedulers: elastic pool, modes, restores and the status page."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        options = engine_options(self.vllm_config)
+        assert options.key is not None
+        self._page = StatusPage.attach(options.key)
+        self._ranks = RankReports(self._page, self.vllm_config.parallel_config.world_size)
+        shape = self._ranks.geometry()
+        if shape.base_blocks + shape.elastic_blocks != self.kv_cache_config.num_blocks:
+            raise DpsConfigError(
+                f"the ranks built {shape.base_blocks} + {shape.elastic_blocks} KV blocks, the "
+                f"scheduler counts {self.kv_cache_config.num_blocks}: size the KV cache with "
+                "kv_cache_memory_bytes only"
+            )
+        lendable_units = shape.units if shape.elastic_blocks else 0
+        ledger = UnitLedger(lendable_units, max(shape.blocks_per_unit, 1), binding=options.binding)
+        pool = ElasticBlockPool.make_elastic(
+            self.kv_cache_manager.block_pool, shape.base_blocks, max(shape.blocks_per_unit, 1)
+        )
+        limits = SwitchLimits(
+            high_watermark=options.high_watermark,
+            low_watermark=options.low_watermark,
+            min_fast_dwell_s=options.min_fast_dwell_s,
+            min_full_dwell_s=options.min_full_dwell_s,
+        )
+        pool.manager = self.sum_manager = SumManager(
+            ledger, limits, pool, clock=time.monotonic, pin=options.pin
+        )
+        self._pool = pool
+        self._publisher = StatusPublisher(self._page, self.sum_manager, pool, self._ranks)
+        self._publisher.publish(running=0, waiting=0)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        idle = not super().has_requests()
+        if idle:
+            time.sleep(IDLE_STEP_PAUSE_S)
+        self._obey_operator()
+        self._ranks.deliver(self.sum_manager)
+        output = super().schedule(*args, **kwargs)
+        output.dps = self.sum_manager.plan_step(self._pressure())
+        self._publish()
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        sampled = sum(len(tokens) for tokens in model_runner_output.sampled_token_ids or ())
+        self._publisher.count_tokens(scheduler_output.dps.mode, sampled)
+        result = super().update_from_output(scheduler_output, model_runner_output)
+        self._publish()
+        return result
+
+    def has_requests(self) -> bool:
+        return super().has_requests() or self.sum_manager.has_pending_work
+
+    def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:
+        self._publisher.preemptions += 1
+        return super()._preempt_request(*args, **kwargs)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._page.close()
+
+    def _obey_operator(self) -> None:
+        pin = self._page.requested_pin()
+        if pin is not None and pin is not self.sum_manager.pin:
+            self.sum_manager.set_pin(pin)
+
+    def _pressure(self) -> Pressure:
+        waiting = [*self.waiting, *self.skipped_waiting]
+        return Pressure(
+            used_blocks=self._pool.live_blocks,
+            base_blocks=self._pool.first_elastic - 1,
+            waiting_requests=len(waiting),
+            waiting_blocks=sum(-(-request.num_tokens // self.block_size) for request in waiting),
+        )
+
+    def _publish(self) -> None:
+        running, waiting = self.get_request_counts()
+        self._publisher.publish(running=running, waiting=waiting)
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of the latest planned step."""
+        return self.sum_manager.mode
+
+
+class DpsScheduler(ElasticScheduling, Scheduler):
+    """Elastic scheduling, one step at a time."""
+
+
+class DpsAsyncScheduler(ElasticScheduling, AsyncScheduler):
+    """Elastic scheduling over vLLM's asynchronous scheduler."""

@@ -1,0 +1,222 @@
+"""A page of shared memory on which one engine's ranks, scheduler and server meet.
+
+Ranks write how far each restore is; the scheduler reads that and publishes an ``EngineStatus``;
+the server process reads the status and writes the operator's pin. Reading or writing costs
+microseconds and needs no call into the engine. One writer per section, so no locks: the status
+section carries a sequence number that is odd while it is being written.
+"""
+
+import contextlib
+import mmap
+import os
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dps_ray.config import DpsConfigError
+from dps_ray.engine.status import EngineStatus
+from dps_ray.modes import Mode, Pin
+
+MAX_RANKS = 64
+MAX_UNITS = 1024
+_FOLDER = Path("/dev/shm")
+_PREFIX = "dps-"
+
+# Everything is a float64 cell: integers up to 2**53 are exact, and one type keeps the page simple.
+_RANK_FIELDS = (
+    "base_blocks",
+    "elastic_blocks",
+    "blocks_per_unit",
+    "units",
+    "residual_bytes",
+    "restored_bytes",
+    "restore_busy_s",
+    "restores_failed",
+    "fast_steps",
+    "full_steps",
+)
+_STATUS_FIELDS = tuple(field.name for field in fields(EngineStatus))
+_FAULT_BYTES = 240
+_HEADER = ("owner_pid", "owner_pid_namespace", "pin_request", "created_at_s")
+_RANK_CELLS = len(_RANK_FIELDS) + MAX_UNITS
+_STATUS_START = len(_HEADER)
+_FAULT_START = _STATUS_START + len(_STATUS_FIELDS)
+_RANKS_START = _FAULT_START + _FAULT_BYTES // 8
+_CELLS = _RANKS_START + MAX_RANKS * _RANK_CELLS
+_MODES = (Mode.FULL, Mode.FAST)
+_PINS = (Pin.AUTO, Pin.FULL, Pin.FAST)
+_UNKNOWN = float("nan")
+
+
+class StatusPage:
+    """One engine's page, named by its key; see the module's docstring for who writes what."""
+
+    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+        self._path = path
+        self._memory = memory
+        self._cells: NDArray[np.float64] = np.frombuffer(memory, dtype=np.float64)
+
+    @classmethod
+    def create(cls, key: str) -> Self:
+        """Make the page of a new engine; pages whose owner is gone are removed on the way."""
+        remove_orphans()
+        path = _path(key)
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.truncate(_CELLS * 8)
+        page = cls.attach(key)
+        page._cells[:_RANKS_START] = 0.0
+        page._cells[0] = os.getpid()
+        page._cells[1] = _pid_namespace()
+        page._cells[3] = time.time()
+        return page
+
+    @classmethod
+    def attach(cls, key: str) -> Self:
+        """Open an existing page.
+
+        Raises
+        ------
+        DpsConfigError
+            When there is none: the engine was not configured on this host.
+        """
+        path = _path(key)
+        try:
+            with open(path, "r+b") as file:
+                return cls(path, mmap.mmap(file.fileno(), _CELLS * 8))
+        except FileNotFoundError:
+            raise DpsConfigError(
+                f"no status page {path}: the engine's processes must share one host and its "
+                "/dev/shm; run all ranks of a replica on one node"
+            ) from None
+
+    def close(self) -> None:
+        """Drop this process's mapping; the page stays for the others."""
+        self._cells = np.empty(0)
+        with contextlib.suppress(BufferError):
+            self._memory.close()
+
+    def remove(self) -> None:
+        """Unlink the page (the creator's duty at exit) and close it."""
+        self._path.unlink(missing_ok=True)
+        self.close()
+
+    # --- operator -> scheduler ---------------------------------------------------------------
+
+    def set_pin(self, pin: Pin) -> None:
+        """Ask the scheduler for a mode pin; it takes effect at its next step."""
+        self._cells[2] = 1 + _PINS.index(pin)
+
+    def requested_pin(self) -> Pin | None:
+        """The latest pin asked for, or ``None`` when none was."""
+        wanted = int(self._cells[2])
+        return _PINS[wanted - 1] if wanted else None
+
+    # --- ranks -> scheduler ------------------------------------------------------------------
+
+    def rank(self, rank: int) -> "RankSection":
+        """The section that rank ``rank`` writes."""
+        start = _RANKS_START + rank * _RANK_CELLS
+        return RankSection(self._cells[start : start + _RANK_CELLS])
+
+    # --- scheduler -> everybody --------------------------------------------------------------
+
+    def publish(self, status: EngineStatus) -> None:
+        """Replace the published status; readers see the old one or the new one, never a mix."""
+        cells = self._cells[_STATUS_START:_FAULT_START]
+        cells[0] += 1
+        for index, name in enumerate(_STATUS_FIELDS[1:], start=1):
+            cells[index] = _encode(getattr(status, name))
+        text = (status.fault or "").encode()[: _FAULT_BYTES - 1].ljust(_FAULT_BYTES, b"\0")
+        self._cells[_FAULT_START:_RANKS_START] = np.frombuffer(text, dtype=np.float64)
+        cells[0] += 1
+
+    def read(self) -> EngineStatus | None:
+        """The latest status, or ``None`` before the first one."""
+        for _ in range(1000):
+            before = self._cells[_STATUS_START]
+            cells = self._cells[_STATUS_START:_FAULT_START].copy()
+            text = self._cells[_FAULT_START:_RANKS_START].tobytes()
+            if before % 2 == 0 and before == self._cells[_STATUS_START]:
+                return _decode(cells, text) if before else None
+        raise RuntimeError(f"status page {self._path} never settles: its writer died mid-write")
+
+
+class RankSection:
+    """What one rank tells the scheduler: geometry, counters and, per unit, the last restore."""
+
+    def __init__(self, cells: NDArray[np.float64]) -> None:
+        self._cells = cells
+
+    def __getitem__(self, name: str) -> float:
+        return float(self._cells[_RANK_FIELDS.index(name)])
+
+    def __setitem__(self, name: str, value: float) -> None:
+        self._cells[_RANK_FIELDS.index(name)] = value
+
+    @property
+    def outcomes(self) -> NDArray[np.float64]:
+        """Per unit, the epoch of its latest finished restore; negative when that restore failed."""
+        return self._cells[len(_RANK_FIELDS) :]
+
+
+def remove_orphans() -> None:
+    """Unlink pages of this PID namespace whose owner no longer runs."""
+    for path in _FOLDER.glob(f"{_PREFIX}*"):
+        try:
+            header = np.fromfile(path, dtype=np.float64, count=2)
+        except OSError:
+            continue
+        if len(header) == 2 and header[1] == _pid_namespace() and not _alive(int(header[0])):
+            path.unlink(missing_ok=True)
+
+
+def _path(key: str) -> Path:
+    return _FOLDER / f"{_PREFIX}{key}"
+
+
+def _pid_namespace() -> float:
+    return float(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _encode(value: object) -> float:
+    if value is None:
+        return _UNKNOWN
+    if isinstance(value, Mode):
+        return float(_MODES.index(value))
+    if isinstance(value, Pin):
+        return float(_PINS.index(value))
+    if isinstance(value, str):
+        return 1.0
+    if isinstance(value, int | float):
+        return float(value)
+    raise TypeError(f"status field of type {type(value).__name__} has no place on the page")
+
+
+def _decode(cells: NDArray[np.float64], text: bytes) -> EngineStatus:
+    values: dict[str, object] = {}
+    for field, cell in zip(fields(EngineStatus), cells.tolist(), strict=True):
+        kind = field.type
+        if field.name == "fault":
+            values[field.name] = text.rstrip(b"\0").decode(errors="replace") or None
+        elif kind is Mode:
+            values[field.name] = _MODES[int(cell)]
+        elif kind is Pin:
+            values[field.name] = _PINS[int(cell)]
+        elif cell != cell:
+            values[field.name] = None
+        elif kind is bool:
+            values[field.name] = bool(cell)
+        elif kind is int:
+            values[field.name] = int(cell)
+        else:
+            values[field.name] = cell
+    values["sequence"] = int(cells[0]) // 2
+    return EngineStatus(**values)  # type: ignore[arg-type]
