@@ -115,7 +115,7 @@ def qwen3_moe(config: dict[str, Any]) -> Iterator[Parameter]:
 
 
 def phimoe(config: dict[str, Any]) -> Iterator[Parameter]:
-    """``PhiMoEForCausalLM``: layer norms and attention with biases, experts ``w1``, ``w2``, ``w3``."""
+    """``PhiMoEForCausalLM``: biases in norms and attention, experts ``w1``, ``w2``, ``w3``."""
     hidden, intermediate = config["hidden_size"], config["intermediate_size"]
     yield from _frame(config)
     yield _bias("model.norm", hidden)
@@ -136,7 +136,7 @@ def phimoe(config: dict[str, Any]) -> Iterator[Parameter]:
 
 
 def glm4_moe_lite(config: dict[str, Any]) -> Iterator[Parameter]:
-    """``Glm4MoeLiteForCausalLM``: latent attention, leading dense layers, shared and routed experts."""
+    """``Glm4MoeLiteForCausalLM``: latent attention, dense first layers, shared experts."""
     hidden, expert_size = config["hidden_size"], config["moe_intermediate_size"]
     yield from _frame(config)
     for index, layer in _layers(config):

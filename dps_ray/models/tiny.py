@@ -17,7 +17,7 @@ from dps_ray.models.tokenizer import write_tokenizer
 from dps_ray.models.weights import Outliers, draw
 
 RECIPE = 1
-"""Part of the folder name; raise it with every change to the files made, so that no stale one is used."""
+"""Part of the folder name: raise it when the files made change, so that no stale one is used."""
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
