@@ -103,9 +103,10 @@ def plan_geometry(
         _plan(kv_bytes, residual_bytes, stride_bytes, granularity_bytes, target_bytes)
         for stride_bytes in _strides(block_bytes, granularity_bytes, target_bytes)
     ]
-    best = max(plans, key=lambda plan: (plan.base_blocks + plan.num_blocks, -plan.unit_bytes))
-    if best.base_blocks < MIN_BASE_BLOCKS:
+    usable = [plan for plan in plans if plan.base_blocks >= MIN_BASE_BLOCKS]
+    if not usable:
         raise _too_little(kv_bytes, residual_bytes, unit_bytes, plans, granularity_bytes)
+    best = max(usable, key=lambda plan: (plan.base_blocks + plan.num_blocks, -plan.unit_bytes))
     if lend:
         return best
     return replace(

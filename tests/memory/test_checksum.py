@@ -1,0 +1,35 @@
+"""What the checksum finds."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_ray.memory.checksum import checksum64
+
+contents = st.binary(min_size=1, max_size=20_000).map(lambda raw: np.frombuffer(raw, np.uint8))
+
+
+@given(contents, st.data())
+def test_any_changed_byte_changes_the_checksum(
+    content: np.ndarray[tuple[int], np.dtype[np.uint8]], data: st.DataObject
+) -> None:
+    changed = content.copy()
+    changed[data.draw(st.integers(0, content.size - 1))] ^= data.draw(st.integers(1, 255))
+    assert checksum64(changed) != checksum64(content)
+
+
+def test_swapped_words_rows_and_chunks_change_the_checksum() -> None:
+    content = np.random.default_rng(3).integers(0, 256, 64 << 10, dtype=np.uint8)
+    for size in (8, 4096, 16384):
+        pieces = content.reshape(-1, size).copy()
+        pieces[[0, 1]] = pieces[[1, 0]]
+        assert checksum64(pieces.reshape(-1)) != checksum64(content)
+
+
+def test_the_value_is_the_documented_sum() -> None:
+    row_of_one = np.zeros(4096 * 3, dtype=np.uint8)
+    row_of_one[4096 + 8] = 1
+    doubled = row_of_one * 2
+    assert checksum64(row_of_one) % 2 == 1
+    assert checksum64(doubled) == 2 * checksum64(row_of_one) % 2**64
+    assert checksum64(row_of_one[: 4096 + 16]) == checksum64(row_of_one)

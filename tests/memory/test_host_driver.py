@@ -1,0 +1,149 @@
+"""The host driver on real memory."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dps_ray.memory.driver import VmmError
+from dps_ray.memory.host_driver import HostDriver
+from dps_ray.memory.host_memory import available_bytes
+
+PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture
+def driver() -> Iterator[HostDriver]:
+    driver = HostDriver()
+    yield driver
+    assert driver.created_bytes == 0, "the test left memory behind"
+
+
+def shared_memory_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem:"))
+
+
+def driver_mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("/memfd:dps")
+
+
+def test_two_ranges_on_one_handle_show_the_same_bytes(driver: HostDriver) -> None:
+    left, right = driver.reserve(2 * PAGE), driver.reserve(4 * PAGE)
+    handle = driver.create(2 * PAGE)
+    driver.map(left.address, handle)
+    driver.map(right.address + PAGE, handle)
+    seen_left = driver.tensor(left.address, 2 * PAGE)
+    seen_right = driver.tensor(right.address + PAGE, 2 * PAGE)
+    seen_left.copy_(torch.randint(0, 256, (2 * PAGE,), dtype=torch.uint8))
+    assert torch.equal(seen_left, seen_right)
+    seen_right[PAGE] = seen_left[PAGE] ^ 0xFF
+    assert torch.equal(seen_left, seen_right)
+    driver.unmap(left.address, 2 * PAGE)
+    driver.unmap(right.address + PAGE, 2 * PAGE)
+    driver.release(handle)
+    driver.free(left)
+    driver.free(right)
+
+
+def test_remapping_shows_the_other_handle_at_the_same_address(driver: HostDriver) -> None:
+    reserved = driver.reserve(PAGE)
+    handles = [driver.create(PAGE) for _ in range(2)]
+    for value, handle in enumerate(handles):
+        driver.map(reserved.address, handle)
+        driver.tensor(reserved.address, PAGE).fill_(value + 1)
+        driver.unmap(reserved.address, PAGE)
+    for value, handle in enumerate(handles):
+        driver.map(reserved.address, handle)
+        assert bool((driver.tensor(reserved.address, PAGE) == value + 1).all())
+        driver.unmap(reserved.address, PAGE)
+        driver.release(handle)
+    driver.free(reserved)
+
+
+def test_everything_returns_to_the_baseline(driver: HostDriver) -> None:
+    files, mappings, shared = len(os.listdir("/proc/self/fd")), driver_mappings(), None
+    for _ in range(2):
+        reserved = driver.reserve(8 << 20)
+        handles = [driver.create(1 << 20) for _ in range(8)]
+        for index, handle in enumerate(handles):
+            driver.map(reserved.address + (index << 20), handle)
+        shared = shared_memory_bytes() if shared is None else shared
+        driver.tensor(reserved.address, 8 << 20).fill_(1)
+        assert shared_memory_bytes() >= shared + (8 << 20)
+        assert driver_mappings() > mappings
+        for index, handle in enumerate(handles):
+            driver.unmap(reserved.address + (index << 20), 1 << 20)
+            driver.release(handle)
+        driver.free(reserved)
+        assert shared_memory_bytes() <= shared
+        assert driver_mappings() == mappings
+        assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_released_memory_is_given_back_while_other_handles_live(driver: HostDriver) -> None:
+    kept, dropped = driver.create(PAGE), driver.create(4 << 20)
+    blocks = os.fstat(driver._fd).st_blocks
+    driver.release(dropped)
+    assert os.fstat(driver._fd).st_blocks <= blocks - (4 << 20) // 512
+    driver.release(kept)
+
+
+def test_more_memory_than_there_is_is_refused_before_anything_is_taken(driver: HostDriver) -> None:
+    nbytes = (available_bytes() // PAGE + (1 << 20)) * PAGE
+    with pytest.raises(VmmError, match=rf"create\({nbytes} bytes\): only \d+ bytes are available"):
+        driver.create(nbytes)
+    assert driver.created_bytes == 0
+
+
+def test_each_misuse_is_refused_with_the_calls_name_and_sizes(driver: HostDriver) -> None:
+    reserved = driver.reserve(2 * PAGE)
+    handle, other = driver.create(PAGE), driver.create(2 * PAGE)
+    with pytest.raises(VmmError, match=r"create\(100 bytes\): not a positive multiple of"):
+        driver.create(100)
+    with pytest.raises(VmmError, match=r"reserve\(0 bytes\)"):
+        driver.reserve(0)
+    with pytest.raises(VmmError, match=rf"map\({2 * PAGE} bytes at .*not reserved"):
+        driver.map(reserved.address + PAGE, other)
+    driver.map(reserved.address + PAGE, handle)
+    with pytest.raises(VmmError, match="already mapped"):
+        driver.map(reserved.address, other)
+    with pytest.raises(VmmError, match=r"release\(\d+ bytes\): still mapped"):
+        driver.release(handle)
+    with pytest.raises(VmmError, match=r"free\(.*still mapped"):
+        driver.free(reserved)
+    with pytest.raises(VmmError, match=r"unmap\(.*no such mapping"):
+        driver.unmap(reserved.address, PAGE)
+    driver.unmap(reserved.address + PAGE, PAGE)
+    for created in (handle, other):
+        driver.release(created)
+        with pytest.raises(VmmError, match="unknown handle"):
+            driver.release(created)
+        with pytest.raises(VmmError, match="unknown handle"):
+            driver.map(reserved.address, created)
+    driver.free(reserved)
+    with pytest.raises(VmmError, match="not reserved"):
+        driver.free(reserved)
+
+
+def test_copy_refuses_different_lengths(driver: HostDriver) -> None:
+    with pytest.raises(ValueError, match="copy of 4 bytes into 3"):
+        driver.transfer.copy(torch.zeros(3, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected_bytes"),
+    [("max", 4096 * 1024), ("1000000", 1000000 - 700000 + 50000), ("600000", 0)],
+)
+def test_available_memory_is_the_smaller_of_host_and_container(
+    tmp_path: Path, limit: str, expected_bytes: int
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9999 kB\nMemAvailable:    4096 kB\n")
+    (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 50000\n")
+    assert available_bytes(meminfo, tmp_path) == expected_bytes
+    assert available_bytes(meminfo, tmp_path / "no-cgroup") == 4096 * 1024
