@@ -1,10 +1,116 @@
-"""Package roots: one uniquely named import package in each top-level code folder."""
+"""Packages of every top-level code folder, and the compiled CPU kernels."""
 
-from setuptools import find_packages, setup
+import importlib.util
+import platform
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 ROOTS = ("kernels", "deployments", "autoscaling")
+CSRC = Path("kernels/csrc")
+BINDING = "binding.cpp"  # the only file that sees torch's headers
+
+FLAGS = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
+# Each instruction set has a file of its own, the only one compiled with its flags: the CPU is
+# asked at run time which of them it can run.
+ISA_FLAGS = {
+    "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
+    # GCC 12's own intrinsics set off its warning about uninitialised values.
+    "avx512.cpp": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma", "-mf16c"),
+        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+    ],
+}
+SLOW_PATH = (
+    "dps_kernels: {why}: the compiled CPU kernels are left out and the much slower torch path is "
+    "used. {remedy}, then install again with --no-build-isolation."
+)
+
+
+class BuildKernels(build_ext):
+    """Compile the kernels, or explain why not: the package works without them."""
+
+    def build_extension(self, ext: Extension) -> None:
+        if importlib.util.find_spec("torch") is None:
+            self._leave_out(ext, "torch is not installed where this build runs", "Install torch")
+            return
+        try:
+            self._compile(ext)
+        except Exception as error:
+            self._leave_out(ext, f"compiling failed ({error})", "Install g++ 11 or newer")
+
+    def _compile(self, ext: Extension) -> None:
+        from torch.utils.cpp_extension import include_paths
+
+        compiler: Any = self.compiler
+
+        def compile_one(source: str) -> list[str]:
+            name = Path(source).name
+            torch_flags = ["-fopenmp"] if name == BINDING else []
+            objects: list[str] = compiler.compile(
+                [source],
+                output_dir=self.build_temp,
+                include_dirs=include_paths() if name == BINDING else [],
+                extra_postargs=FLAGS + torch_flags + ISA_FLAGS.get(name, []),
+                depends=ext.depends,
+            )
+            return objects
+
+        with ThreadPoolExecutor() as pool:
+            objects = [path for paths in pool.map(compile_one, ext.sources) for path in paths]
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        compiler.link_shared_object(
+            objects,
+            str(target),
+            library_dirs=[str(self._torch_libraries())],
+            libraries=["c10", "torch_cpu", "torch"],
+            extra_postargs=[str(self._openmp())],
+            target_lang="c++",
+        )
+
+    @staticmethod
+    def _torch_libraries() -> Path:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError("torch")
+        return Path(spec.origin).parent / "lib"
+
+    def _openmp(self) -> Path | str:
+        """Torch's own OpenMP runtime: a second one would not know torch's threads."""
+        bundled = self._torch_libraries()
+        for folder in (bundled, bundled.parent.parent / "torch.libs"):
+            for library in sorted(folder.glob("libgomp*.so*")):
+                return library
+        return "-lgomp"
+
+    def _leave_out(self, ext: Extension, why: str, remedy: str) -> None:
+        # A library of an earlier build would not match these sources.
+        for folder in (self.build_lib, "kernels"):
+            for stale in Path(folder).glob("dps_kernels/_C.*"):
+                stale.unlink()
+        print(SLOW_PATH.format(why=why, remedy=remedy), file=sys.stderr)
+
+
+def kernels() -> list[Extension]:
+    """The extension, on the platforms whose compilers take its flags."""
+    if platform.system() != "Linux":
+        return []
+    names = [BINDING, "portable.cpp", "dispatch.cpp"]
+    if platform.machine() == "x86_64":
+        names += ISA_FLAGS
+    headers = [str(CSRC / name) for name in ("kernels.h", "scalar.h", "generic.inl")]
+    sources = [str(CSRC / name) for name in names]
+    return [Extension("dps_kernels._C", sources, depends=headers, optional=True)]
+
 
 setup(
     packages=find_packages(include=["dps_ray", "dps_ray.*"])
     + [package for root in ROOTS for package in find_packages(root)],
+    ext_modules=kernels(),
+    cmdclass={"build_ext": BuildKernels},
 )

@@ -1,0 +1,23 @@
+"""Linear algebra on nested FP8 weights: one call reads both byte planes or the upper one alone.
+
+Compiled for the CPU with run-time dispatch (AVX2, AVX-512, portable); where the compiled library
+is missing, the same functions run in plain torch.
+"""
+
+from dps_kernels.library import available, isa
+from dps_kernels.linear import linear, linear_16bit
+from dps_kernels.moe import moe
+from dps_kernels.planes import ROW_MAJOR, Packing, Planes
+from dps_kernels.reconstruct import reconstruct
+
+__all__ = [
+    "ROW_MAJOR",
+    "Packing",
+    "Planes",
+    "available",
+    "isa",
+    "linear",
+    "linear_16bit",
+    "moe",
+    "reconstruct",
+]

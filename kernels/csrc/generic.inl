@@ -1,0 +1,232 @@
+// GEMM and decoding, written once over a vector type `V` that each instruction set defines before
+// including this file. Internal linkage throughout, see scalar.h.
+//
+// Few tokens: weights are decoded in registers and used at once; the weight bytes are the only
+// traffic. Many tokens: a panel of rows is decoded to float32 in the L2 cache and reused by all of
+// them. Both add the products of one output in the same order, so a token's result does not depend
+// on how many others share its batch.
+#pragma once
+#include "scalar.h"
+
+namespace dps {
+namespace {
+
+constexpr int kVectors = kStep / V::width;
+constexpr int64_t kDirectTokens = 4;  // up to here decoding in registers wins
+
+constexpr bool is_nested(Codec codec) { return codec != Codec::Fp16 && codec != Codec::Bf16; }
+constexpr bool is_full(Codec codec) { return codec == Codec::E4m3Full || codec == Codec::E5m2Full; }
+constexpr int64_t element_bytes(Codec codec) { return is_nested(codec) ? 1 : 2; }
+
+// One row of a weight, a step at a time; the last, short step is staged through zero weights.
+template <Codec C>
+class Row {
+ public:
+  void open(const Weight& w, int64_t row) {
+    upper_ = w.upper + row * w.columns * element_bytes(C);
+    lower_ = is_full(C) ? w.lower + row * w.columns : rest_lower_;
+    whole_ = w.columns / kStep * kStep;
+    const int64_t rest = w.columns - whole_;
+    if (!rest) return;
+    std::memset(rest_upper_, 0, sizeof(rest_upper_));
+    std::memcpy(rest_upper_, upper_ + whole_ * element_bytes(C), rest * element_bytes(C));
+    if (!is_full(C)) return;
+    std::memset(rest_lower_, C == Codec::E5m2Full ? 0x80 : 0, sizeof(rest_lower_));  // weight zero
+    std::memcpy(rest_lower_, lower_ + whole_, rest);
+  }
+
+  void decode(int64_t k, typename V::F* out) const {
+    const bool rest = k == whole_;
+    V::template decode<C>(rest ? rest_upper_ : upper_ + k * element_bytes(C),
+                          rest ? rest_lower_ : lower_ + k, out);
+  }
+
+ private:
+  const uint8_t* upper_;
+  const uint8_t* lower_;
+  int64_t whole_;
+  uint8_t rest_upper_[2 * kStep];
+  uint8_t rest_lower_[kStep];
+};
+
+template <int MR, int NR>
+void finish(const Gemm& g, int64_t token, int64_t row, typename V::F (&sums)[MR][NR]) {
+  for (int n = 0; n < NR; ++n) {
+    const float scale = unshift(g.w.row_shift, row + n);
+    const float bias = g.bias ? g.bias[row + n] : 0.0f;
+    for (int m = 0; m < MR; ++m) {
+      const float value = V::sum(sums[m][n]) * scale + bias;
+      store_value(g.y, (token + m) * g.y_stride + row + n, value, g.y_dtype);
+    }
+  }
+}
+
+template <Codec C, int MR, int NR>
+void direct_tile(const Gemm& g, int64_t token, int64_t row) {
+  typename V::F sums[MR][NR];
+  for (auto& of_token : sums)
+    for (auto& sum : of_token) sum = V::zero();
+  Row<C> rows[NR];
+  for (int n = 0; n < NR; ++n) rows[n].open(g.w, row + n);
+  const float* x = g.x + token * g.padded;
+  for (int64_t k = 0; k < g.w.columns; k += kStep) {
+#pragma GCC unroll 8
+    for (int n = 0; n < NR; ++n) {
+      typename V::F w[kVectors];
+      rows[n].decode(k, w);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 8
+        for (int m = 0; m < MR; ++m)
+          sums[m][n] = V::fma(w[v], V::load(x + m * g.padded + k + v * V::width), sums[m][n]);
+    }
+  }
+  finish<MR, NR>(g, token, row, sums);
+}
+
+template <Codec C, int MR, int NR>
+void direct_rows(const Gemm& g, int64_t token, int64_t first, int64_t last) {
+  int64_t row = first;
+  for (; row + NR <= last; row += NR) direct_tile<C, MR, NR>(g, token, row);
+  for (; row < last; ++row) direct_tile<C, MR, 1>(g, token, row);
+}
+
+template <int MR, int NR>
+void panel_tile(const Gemm& g, int64_t token, int64_t row, const float* w) {
+  typename V::F sums[MR][NR];
+  for (auto& of_token : sums)
+    for (auto& sum : of_token) sum = V::zero();
+  const float* x = g.x + token * g.padded;
+  for (int64_t k = 0; k < g.padded; k += V::width) {
+    typename V::F rows[NR];
+#pragma GCC unroll 8
+    for (int n = 0; n < NR; ++n) rows[n] = V::load(w + n * g.padded + k);
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; ++m) {
+      const typename V::F activation = V::load(x + m * g.padded + k);
+#pragma GCC unroll 8
+      for (int n = 0; n < NR; ++n) sums[m][n] = V::fma(rows[n], activation, sums[m][n]);
+    }
+  }
+  finish<MR, NR>(g, token, row, sums);
+}
+
+template <int MR>
+void panel_tokens(const Gemm& g, int64_t token, int64_t first, int64_t last, const float* panel) {
+  int64_t row = first;
+  for (; row + V::panel_tile_rows <= last; row += V::panel_tile_rows)
+    panel_tile<MR, V::panel_tile_rows>(g, token, row, panel + (row - first) * g.padded);
+  for (; row < last; ++row) panel_tile<MR, 1>(g, token, row, panel + (row - first) * g.padded);
+}
+
+template <Codec C>
+void decode_panel(const Gemm& g, int64_t first, int64_t last, float* panel) {
+  Row<C> source;
+  for (int64_t row = first; row < last; ++row, panel += g.padded) {
+    source.open(g.w, row);
+    typename V::F w[kVectors];
+    for (int64_t k = 0; k < g.w.columns; k += kStep) {
+      source.decode(k, w);
+      for (int v = 0; v < kVectors; ++v) V::store(panel + k + v * V::width, w[v]);
+    }
+  }
+}
+
+template <Codec C>
+void gemm_codec(const Gemm& g, int64_t first, int64_t last, float* panel) {
+  switch (g.tokens <= kDirectTokens ? g.tokens : 0) {
+    case 1: return direct_rows<C, 1, 4>(g, 0, first, last);
+    case 2: return direct_rows<C, 2, 2>(g, 0, first, last);
+    case 3: return direct_rows<C, 3, 2>(g, 0, first, last);
+    case 4: return direct_rows<C, 4, 2>(g, 0, first, last);
+    default: break;
+  }
+  const int64_t block = panel_rows(g.padded);
+  for (int64_t begin = first; begin < last; begin += block) {
+    const int64_t end = begin + block < last ? begin + block : last;
+    decode_panel<C>(g, begin, end, panel);
+    int64_t token = 0;
+    for (; token + 4 <= g.tokens; token += 4) panel_tokens<4>(g, token, begin, end, panel);
+    switch (g.tokens - token) {
+      case 1: panel_tokens<1>(g, token, begin, end, panel); break;
+      case 2: panel_tokens<2>(g, token, begin, end, panel); break;
+      case 3: panel_tokens<3>(g, token, begin, end, panel); break;
+      default: break;
+    }
+  }
+}
+
+void gemm(const Gemm& g, int64_t first, int64_t last, float* panel) {
+  switch (g.w.codec) {
+    case Codec::E4m3Full: return gemm_codec<Codec::E4m3Full>(g, first, last, panel);
+    case Codec::E4m3Fast: return gemm_codec<Codec::E4m3Fast>(g, first, last, panel);
+    case Codec::E5m2Full: return gemm_codec<Codec::E5m2Full>(g, first, last, panel);
+    case Codec::E5m2Fast: return gemm_codec<Codec::E5m2Fast>(g, first, last, panel);
+    case Codec::Fp16: return gemm_codec<Codec::Fp16>(g, first, last, panel);
+    case Codec::Bf16: return gemm_codec<Codec::Bf16>(g, first, last, panel);
+  }
+}
+
+// Rounds one step of weights times their scales to 16 bits. `scales` has one float per element
+// (stride V::width) or a single one (stride 0).
+template <Codec C>
+void round_step(const uint8_t* upper, const uint8_t* lower, const float* scales, int64_t stride,
+                bool bf16, uint16_t* out) {
+  typename V::F w[kVectors];
+  V::template decode<C>(upper, lower, w);
+  for (int v = 0; v < kVectors; ++v) {
+    const typename V::F scale = stride ? V::load(scales + v * stride) : V::set(*scales);
+    const typename V::F value = V::mul(w[v], scale);
+    if (bf16) {
+      V::store_bf16(out + v * V::width, value);
+    } else {
+      V::store_fp16(out + v * V::width, value);
+    }
+  }
+}
+
+template <Codec C>
+void decode_run(const Packed& p, int64_t start, int64_t count, const float* scales, int64_t stride) {
+  const bool plain = !p.bf16 && !p.row_shift;
+  const uint8_t* upper = p.upper + start;
+  const uint8_t* lower = is_full(C) ? p.lower + start : p.upper;
+  uint16_t* out = p.out + start;
+  int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
+    if (plain) {
+      V::template join<C>(upper + i, lower + i, out + i);
+    } else {
+      round_step<C>(upper + i, lower + i, scales + (stride ? i : 0), stride, p.bf16, out + i);
+    }
+  }
+  for (; i < count; ++i) {
+    const uint16_t half = join<C>(upper[i], lower[i]);
+    const float value = plain ? 0.0f : from_fp16(half) * scales[stride ? i : 0];
+    out[i] = plain ? half : p.bf16 ? to_bf16(value) : to_fp16(value);
+  }
+}
+
+template <Codec C>
+void decode_codec(const Packed& p, float* scales) {
+  if (p.rows == 1 || !p.row_shift) {
+    *scales = unshift(p.row_shift, 0);
+    return decode_run<C>(p, 0, p.rows * p.columns, scales, 0);
+  }
+  const int64_t tile = p.rows * p.interleave;
+  for (int64_t i = 0; i < tile; ++i) scales[i] = unshift(p.row_shift, i / p.interleave);
+  for (int64_t start = 0; start < p.rows * p.columns; start += tile)
+    decode_run<C>(p, start, tile, scales, V::width);
+}
+
+void decode(const Packed& p, float* scales) {
+  switch (p.codec) {
+    case Codec::E4m3Full: return decode_codec<Codec::E4m3Full>(p, scales);
+    case Codec::E4m3Fast: return decode_codec<Codec::E4m3Fast>(p, scales);
+    case Codec::E5m2Full: return decode_codec<Codec::E5m2Full>(p, scales);
+    case Codec::E5m2Fast: return decode_codec<Codec::E5m2Fast>(p, scales);
+    default: return;  // ordinary 16-bit weights need no decoding
+  }
+}
+
+}  // namespace
+}  // namespace dps

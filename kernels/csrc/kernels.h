@@ -1,0 +1,73 @@
+// Interface between the torch binding and the kernels of each instruction set. Plain C++: the
+// kernel files see no torch header, so that each compiles in a second with its own -m flags.
+#pragma once
+#include <cstdint>
+
+namespace dps {
+
+// What the bytes of a weight are. The nested codecs carry FP16 bits in two planes (full mode) or
+// an FP8 code in one (fast mode); the last two are ordinary 16-bit weights, passed as `upper`.
+enum class Codec : int { E4m3Full, E4m3Fast, E5m2Full, E5m2Fast, Fp16, Bf16 };
+
+enum class Dtype : int { Fp32, Fp16, Bf16 };
+
+constexpr int64_t kStep = 32;  // weights decoded at once, and the padding of activations
+
+// Row-major weight of `columns` a row. With `row_shift`, row n holds w * 2^row_shift[n].
+struct Weight {
+  Codec codec;
+  const uint8_t* upper;
+  const uint8_t* lower;
+  const int8_t* row_shift;
+  int64_t columns;
+};
+
+// y[m, n] = sum_k x[m, k] * w[n, k] + bias[n], accumulated in float32.
+// x has rows of `padded` floats, zero from `columns` up to the next multiple of kStep.
+// Every output is summed in one fixed order, whatever the number of tokens in the call.
+struct Gemm {
+  Weight w;
+  const float* x;
+  int64_t padded;
+  int64_t tokens;
+  const float* bias;
+  void* y;
+  Dtype y_dtype;
+  int64_t y_stride;
+};
+
+// A run of `blocks` blocks of elements stored as [columns / interleave][rows][interleave].
+struct Packed {
+  Codec codec;
+  const uint8_t* upper;
+  const uint8_t* lower;
+  const int8_t* row_shift;
+  int64_t rows;
+  int64_t columns;
+  int64_t interleave;
+  uint16_t* out;
+  bool bf16;
+};
+
+struct Kernels {
+  const char* name;
+  // Computes weight rows [first, last); `panel` is scratch of panel_rows() * padded floats.
+  void (*gemm)(const Gemm&, int64_t first, int64_t last, float* panel);
+  // Decodes one block of `rows` rows to 16 bits; `scales` is scratch of rows * interleave floats.
+  void (*decode)(const Packed&, float* scales);
+};
+
+// Rows decoded at once when there are many tokens: the panel stays in the L2 cache.
+constexpr int64_t panel_rows(int64_t padded) {
+  const int64_t rows = (48 << 10) / padded / 12 * 12;
+  return rows < 12 ? 12 : rows > 96 ? 96 : rows;
+}
+
+const Kernels& portable_kernels();
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+
+// The best set this CPU runs. DPS_KERNELS_ISA=portable|avx2|avx512 lowers the choice.
+const Kernels& kernels();
+
+}  // namespace dps

@@ -1,0 +1,63 @@
+"""Loading the compiled library, once, and what is there to use instead."""
+
+import importlib.util
+import warnings
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_OPS = "dps_kernels"
+
+
+@cache
+def available() -> bool:
+    """Whether the compiled CPU kernels are loaded; says once, as a warning, why they are not."""
+    spec = importlib.util.find_spec("dps_kernels._C")
+    if spec is None or spec.origin is None:
+        why = "was not built (no C++ compiler at install time?)"
+    else:
+        try:
+            torch.ops.load_library(spec.origin)
+        except OSError as error:
+            why = f"does not load ({error})"
+        else:
+            _register_fakes()
+            return True
+    warnings.warn(
+        f"dps_kernels: the compiled library {why}; running the slow torch path. "
+        "Install again with a C++ compiler: pip install --no-deps --no-build-isolation -e .",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+def isa() -> str:
+    """Instruction set in use: ``avx512``, ``avx2``, ``portable``, or ``torch`` without kernels."""
+    return str(torch.ops.dps_kernels.isa()) if available() else "torch"
+
+
+def runs_compiled(tensor: Tensor) -> bool:
+    """Whether calls on this tensor go to the compiled kernels."""
+    return tensor.device.type == "cpu" and available()
+
+
+def _register_fakes() -> None:
+    """Tell torch.compile the shapes of the results."""
+
+    @torch.library.register_fake(f"{_OPS}::linear")
+    def _linear(x: Tensor, upper: Tensor, *_: object) -> Tensor:
+        return x.new_empty((*x.shape[:-1], upper.shape[0]))
+
+    @torch.library.register_fake(f"{_OPS}::linear_16bit")
+    def _linear_16bit(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+        return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+    @torch.library.register_fake(f"{_OPS}::moe")
+    def _moe(x: Tensor, *_: object) -> Tensor:
+        return torch.empty_like(x)
+
+    @torch.library.register_fake(f"{_OPS}::reconstruct")
+    def _reconstruct(*_: object) -> None:
+        return None

@@ -1,0 +1,82 @@
+"""Dense layers: nested weights and ordinary 16-bit ones."""
+
+import torch
+from torch import Tensor
+
+from dps_kernels import fallback
+from dps_kernels.library import runs_compiled
+from dps_kernels.planes import FLOATS, HALVES, ROW_MAJOR, Planes, check_planes, check_tensor
+
+
+def linear(x: Tensor, planes: Planes, bias: Tensor | None = None) -> Tensor:
+    """Multiply by a nested weight that is decoded on the way: ``y = x @ w.T + bias``.
+
+    The sum runs in float32 in an order that does not depend on the number of tokens: a token's
+    result is the same in every batch.
+
+    Parameters
+    ----------
+    x
+        [..., K], float32, float16 or bfloat16.
+    planes
+        Row-major weight [N, K]; without ``lower`` the fast-mode weight is used.
+    bias
+        [N], any of these float types, or ``None``.
+
+    Returns
+    -------
+    Tensor
+        [..., N] in ``x.dtype``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Names the argument whose shape or dtype does not fit.
+    """
+    check_planes(planes, (2,))
+    upper, lower, fmt, row_shift = planes
+    _check_operands(x, upper, bias)
+    if runs_compiled(upper):
+        y: Tensor = torch.ops.dps_kernels.linear(x, upper, lower, fmt == "e5m2", row_shift, bias)
+        return y
+    return fallback.linear(x, fallback.decode(planes, ROW_MAJOR), bias)
+
+
+def linear_16bit(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply by an unsplit float16 or bfloat16 weight, float32 accumulation.
+
+    For CPUs without native 16-bit matrix multiplication, where torch's own is several times slower
+    than its float32 one.
+
+    Parameters
+    ----------
+    x
+        [..., K], float32, float16 or bfloat16.
+    weight
+        [N, K], float16 or bfloat16, contiguous.
+    bias
+        [N] or ``None``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Names the argument whose shape or dtype does not fit.
+    """
+    if weight.dim() != 2 or weight.numel() == 0:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}: give a filled [N, K]")
+    check_tensor("weight", weight, weight.shape, HALVES)
+    _check_operands(x, weight, bias)
+    if runs_compiled(weight):
+        y: Tensor = torch.ops.dps_kernels.linear_16bit(x, weight, bias)
+        return y
+    return fallback.linear(x, weight, bias)
+
+
+def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    rows, columns = weight.shape
+    if x.dim() == 0 or x.shape[-1] != columns:
+        raise ValueError(f"x has shape {tuple(x.shape)}: its last dimension must be {columns}")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"x is {x.dtype}: use {' or '.join(map(str, FLOATS))}")
+    if bias is not None:
+        check_tensor("bias", bias, (rows,), FLOATS)

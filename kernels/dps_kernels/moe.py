@@ -1,0 +1,83 @@
+"""Routed experts of a mixture-of-experts layer on nested weights."""
+
+import torch
+from torch import Tensor
+
+from dps_kernels import fallback
+from dps_kernels.library import runs_compiled
+from dps_kernels.planes import FLOATS, ROW_MAJOR, Planes, check_planes
+
+
+def moe(
+    x: Tensor,
+    w13: Planes,
+    w2: Planes,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: str = "silu",
+) -> Tensor:
+    """Run each token through its experts: ``sum_k weight_k * w2(silu(gate(x)) * up(x))``.
+
+    Parameters
+    ----------
+    x
+        [T, H], float32, float16 or bfloat16.
+    w13
+        Row-major [E, 2I, H]: gate rows, then up rows.
+    w2
+        Row-major [E, H, I].
+    topk_weights, topk_ids
+        [T, top-k]: the routing weights and the experts' numbers, 0 to E - 1.
+    activation
+        ``"silu"``.
+
+    Returns
+    -------
+    Tensor
+        [T, H] in ``x.dtype``; intermediates are float32.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Names the argument whose shape, dtype or value does not fit.
+    """
+    check_planes(w13, (3,))
+    check_planes(w2, (3,))
+    _check_shapes(x, w13.upper, w2.upper, topk_weights, topk_ids)
+    if activation != "silu":
+        raise ValueError(f"activation is {activation!r}: only 'silu' is supported")
+    if runs_compiled(w13.upper):
+        y: Tensor = torch.ops.dps_kernels.moe(
+            x,
+            *(w13.upper, w13.lower, w13.fmt == "e5m2", w13.row_shift),
+            *(w2.upper, w2.lower, w2.fmt == "e5m2", w2.row_shift),
+            topk_weights,
+            topk_ids,
+        )
+        return y
+    weights = fallback.decode(w13, ROW_MAJOR), fallback.decode(w2, ROW_MAJOR)
+    return fallback.moe(x, *weights, topk_weights, topk_ids)
+
+
+def _check_shapes(
+    x: Tensor, upper13: Tensor, upper2: Tensor, topk_weights: Tensor, topk_ids: Tensor
+) -> None:
+    experts, gate_up, hidden = upper13.shape
+    if gate_up % 2 or tuple(upper2.shape) != (experts, hidden, gate_up // 2):
+        raise ValueError(
+            f"w2 has shape {tuple(upper2.shape)}: w13 of shape {tuple(upper13.shape)} needs "
+            f"{(experts, hidden, gate_up // 2)}"
+        )
+    if x.dim() != 2 or x.shape[1] != hidden:
+        raise ValueError(f"x has shape {tuple(x.shape)}: (tokens, {hidden}) is needed")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"x is {x.dtype}: use {' or '.join(map(str, FLOATS))}")
+    if topk_ids.dim() != 2 or topk_ids.shape[0] != x.shape[0]:
+        raise ValueError(f"topk_ids has shape {tuple(topk_ids.shape)}: ({x.shape[0]}, top-k)")
+    if topk_weights.shape != topk_ids.shape:
+        raise ValueError(
+            f"topk_weights has shape {tuple(topk_weights.shape)} but topk_ids "
+            f"{tuple(topk_ids.shape)}: they must agree"
+        )
+    if topk_ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"topk_ids is {topk_ids.dtype}: use torch.int32 or torch.int64")
