@@ -74,15 +74,17 @@ class UnitLedger:
 
     def count(self, state: UnitState) -> int:
         """Return how many units are in ``state``, in constant time."""
-        if state is UnitState.FREE:
-            return len(self._free_units)
-        if state is UnitState.BACKED:
-            return len(self._backed)
-        if state is UnitState.AVAIL:
-            return len(self._avail)
-        if state is UnitState.RESTORING:
-            return len(self._restoring)
-        return self._num_full
+        match state:
+            case UnitState.FREE:
+                return len(self._free_units)
+            case UnitState.BACKED:
+                return len(self._backed)
+            case UnitState.AVAIL:
+                return len(self._avail)
+            case UnitState.FULL:
+                return self._num_full
+            case UnitState.RESTORING:
+                return len(self._restoring)
 
     def free_blocks(self, unit: int) -> int:
         """Return the KV blocks that ``unit`` can give without a lend."""
@@ -134,9 +136,7 @@ class UnitLedger:
         empty; then the longest free unit, whose prefix-cache contents are the oldest.
         """
         unit = self._avail.fullest()
-        if unit is None and self._free_units:
-            unit = next(iter(self._free_units))
-        return unit
+        return unit if unit is not None else next(iter(self._free_units), None)
 
     # -- KV blocks --------------------------------------------------------------------------------
 

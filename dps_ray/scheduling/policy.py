@@ -103,9 +103,10 @@ class SwitchPolicy:
         self._heading = Mode.FAST
         self._pressed_at = now
 
-    def next_mode(self, pressure: Pressure, pin: Pin, *, fully_backed: bool, now: float) -> Mode:
+    def next_mode(self, pressure: Pressure, pin: Pin, *, allowed: Mode, now: float) -> Mode:
         """Decide the mode of the step being planned, without recording it.
 
+        ``allowed`` is the highest precision that the memory allows.
         Between the thresholds the heading stays what it was, so a return that began at the low
         one completes although demand has grown since, unless it reaches the high one.
         """
@@ -115,7 +116,7 @@ class SwitchPolicy:
             self._heading = Mode.FAST
         elif self._heading is Mode.FAST and self.may_restore(pressure, pin, now):
             self._heading = Mode.FULL
-        return Mode.FULL if fully_backed and self._heading is Mode.FULL else Mode.FAST
+        return allowed if self._heading is Mode.FULL else Mode.FAST
 
     def note_mode(self, mode: Mode, now: float) -> bool:
         """Record the mode of the step just planned; ``True`` where it is a switch."""

@@ -40,7 +40,7 @@ class RestoreRetry:
             return None
         if self.exhausted:
             attempts = self._limits.attempts
-            return f"{self._latest}; gave up after {attempts} attempts: set the pin again to retry"
+            return f"{self._latest}; gave up after {attempts} attempts: change the pin to retry"
         return f"{self._latest}; retrying"
 
     def may_start(self, now: float) -> bool:

@@ -203,7 +203,7 @@ class SumManager:
         now = self._clock()
         restore = self._begin_restores(pressure, now)
         mode = self._policy.next_mode(
-            pressure, self._pin, fully_backed=self.ledger.fully_backed, now=now
+            pressure, self._pin, allowed=self.ledger.mode_allowed(), now=now
         )
         if self._policy.note_mode(mode, now):
             self._count_switch(mode, now)

@@ -24,7 +24,8 @@ def demand(used: int, waiting: int = 0, waiting_blocks: int | None = None) -> Pr
 
 def advance(policy: SwitchPolicy, used: int, now: float, *, backed: bool = True) -> Mode:
     """Plan and record one step under ``Pin.AUTO``."""
-    mode = policy.next_mode(demand(used), Pin.AUTO, fully_backed=backed, now=now)
+    allowed = Mode.FULL if backed else Mode.FAST
+    mode = policy.next_mode(demand(used), Pin.AUTO, allowed=allowed, now=now)
     policy.note_mode(mode, now)
     return mode
 
@@ -101,12 +102,12 @@ def test_pin_overrules_demand_and_dwell(pin, lends, restores, mode):
         policy.note_lend(0.0)
         assert policy.may_lend(pin, 0.0) is lends
         assert policy.may_restore(demand(used, 3), pin, 0.0) is restores
-        assert policy.next_mode(demand(used), pin, fully_backed=True, now=0.0) is mode
+        assert policy.next_mode(demand(used), pin, allowed=Mode.FULL, now=0.0) is mode
 
 
 def test_missing_segment_keeps_even_a_full_pin_fast():
     policy = SwitchPolicy(limits())
-    assert policy.next_mode(demand(0), Pin.FULL, fully_backed=False, now=0.0) is Mode.FAST
+    assert policy.next_mode(demand(0), Pin.FULL, allowed=Mode.FAST, now=0.0) is Mode.FAST
 
 
 step = st.tuples(

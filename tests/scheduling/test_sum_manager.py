@@ -168,7 +168,7 @@ def test_failed_restore_is_cancelled_zeroed_and_tried_again_after_a_pause():
     assert replica.step().mode is Mode.FULL
 
 
-def test_manager_gives_up_after_the_last_attempt_until_the_pin_is_set_again():
+def test_manager_gives_up_after_the_last_attempt_until_the_pin_changes():
     replica = Replica(LIMITS, units=1, retry=RetryLimits(attempts=2, first_pause_s=1.0))
     calm(replica, burst(replica, 13))
     for pause_s in (1.0, 60.0):
@@ -178,10 +178,10 @@ def test_manager_gives_up_after_the_last_attempt_until_the_pin_is_set_again():
         replica.now_s += pause_s
     assert replica.step().restore == ()
     assert not replica.manager.has_pending_work
-    assert "gave up after 2 attempts: set the pin again" in (replica.manager.fault or "")
+    assert "gave up after 2 attempts: change the pin" in (replica.manager.fault or "")
     calm(replica, burst(replica, 13))
     assert replica.step().restore == (), "the unit still serves the KV cache, and only that"
-    replica.manager.set_pin(Pin.AUTO)
+    replica.manager.set_pin(Pin.FULL)
     assert replica.manager.fault is None
     assert replica.manager.has_pending_work
     assert len(replica.step().restore) == 1
