@@ -18,6 +18,8 @@ from dps_ray.models.tiny import TINY, make_tiny
 
 AMPLE_KV_BYTES = 48 << 20
 BLOCK_TOKENS = 32
+MLA_BLOCK_TOKENS = 16
+"""vLLM's CPU backend for latent attention knows this block size only."""
 SMALL_BASE_BLOCKS = 8
 BURST_BASE_BLOCKS = 24
 """A third of what the burst's 12 requests of 6 blocks hold at once."""
@@ -194,11 +196,11 @@ def _block_bytes(folder: Path) -> int:
     """Bytes of one KV block of a tiny model over all layers."""
     config = json.loads((folder / "config.json").read_text())
     if "kv_lora_rank" in config:
-        per_token = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+        per_block = MLA_BLOCK_TOKENS * (config["kv_lora_rank"] + config["qk_rope_head_dim"])
     else:
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        per_token = 2 * config["num_key_value_heads"] * head
-    return int(per_token * 2 * BLOCK_TOKENS * config["num_hidden_layers"])
+        per_block = BLOCK_TOKENS * 2 * config["num_key_value_heads"] * head
+    return int(per_block * 2 * config["num_hidden_layers"])
 
 
 MODELS = tuple(TINY)

@@ -21,6 +21,7 @@ from dps_ray.engine import rank as ranks
 from dps_ray.engine.moe import DpsMoEMethod
 from dps_ray.engine.ops import register_ops
 from dps_ray.engine.split_weight import encode_weight, place, report_whole
+from dps_ray.engine.stock_gemm import is_plain_torch
 
 KEPT_WHOLE = {
     ".gate": "router: its choice of experts must not depend on the mode",
@@ -110,13 +111,17 @@ class DpsLinearMethod(UnquantizedLinearMethod):
 class DpsHeadMethod(UnquantizedEmbeddingMethod):
     """The output head stays 16-bit; with fused kernels its GEMM runs in float32 blocks.
 
-    CPUs without a native 16-bit GEMM spend longer in the stock head than in all other layers.
+    Where vLLM has no packed GEMM for it, the stock head takes longer than all other layers.
     """
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        super().process_weights_after_loading(layer)
+        layer.dps_blocked = ranks.current().fused and is_plain_torch(layer.cpu_linear)
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if ranks.current().fused and not dps_kernels.has_native_gemm(x.dtype):
+        if layer.dps_blocked:
             return dps_kernels.linear_16bit(x, layer.weight, bias)
         return super().apply(layer, x, bias)
 

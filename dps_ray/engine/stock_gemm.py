@@ -4,6 +4,7 @@ The exact kernel option promises the bits of plain vLLM, so it must call what pl
 call on this CPU (oneDNN, its packed GEMM or torch) instead of guessing.
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -23,10 +24,19 @@ def stock_linear(
         return linear(x, weight, bias)
     layer = SimpleNamespace(weight=weight, bias=None if bias is None else _Data(bias.clone()))
     dispatch_cpu_unquantized_gemm(layer, remove_weight=False)  # type: ignore[arg-type]
-    if layer.cpu_linear is linear or getattr(layer.cpu_linear, "__closure__", None) is None:
+    if is_plain_torch(layer.cpu_linear):
         _plain_torch.add(key)
         return linear(x, weight, bias)
     return layer.cpu_linear(x, weight, bias if layer.bias is None else layer.bias.data)
+
+
+def is_plain_torch(cpu_linear: Callable[..., torch.Tensor]) -> bool:
+    """Whether the dispatcher found nothing better than torch for a weight.
+
+    Its better choices close over a packed weight. On a CPU without native 16-bit arithmetic,
+    torch's 16-bit GEMM is several times slower than its float32 one.
+    """
+    return cpu_linear.__closure__ is None
 
 
 class _Data(SimpleNamespace):

@@ -14,6 +14,7 @@ from dps_ray.config import DpsConfigError
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.configure import engine_options
 from dps_ray.engine.kv_views import bytes_per_block, layer_views
+from dps_ray.engine.mla import honour_strides
 from dps_ray.memory.geometry import Geometry, plan_geometry
 
 logger = logging.getLogger("vllm.dps")
@@ -50,6 +51,7 @@ class DpsCpuWorker(cpu_worker.CPUWorker):
 
     def init_device(self) -> None:
         ranks.begin(engine_options(self.vllm_config), self.rank)
+        honour_strides()
         stock = cpu_worker.CPUModelRunner
         # The stock worker names its runner class in its module; there is no other seam.
         cpu_worker.CPUModelRunner = DpsCpuModelRunner
