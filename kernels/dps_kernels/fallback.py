@@ -22,11 +22,12 @@ def decode(planes: Planes, packing: Packing) -> Tensor:
     values = bits.view(torch.float16).float()
     if planes.row_shift is None:
         return values
-    scale = torch.ldexp(torch.ones((), dtype=torch.float64), -planes.row_shift.to(torch.int32))
+    shift = planes.row_shift.to(torch.int32)
+    scale = ((127 - shift) << 23).view(torch.float32)  # 2^-shift, from its bits
     rows, columns = planes.upper.shape[-2:]
     per_block, interleave = packing.rows_per_block, packing.interleave or columns
     blocks = values.view(-1, rows // per_block, columns // interleave, per_block, interleave)
-    return (blocks * scale.float().view(-1, rows // per_block, 1, per_block, 1)).view_as(values)
+    return (blocks * scale.view(-1, rows // per_block, 1, per_block, 1)).view_as(values)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
