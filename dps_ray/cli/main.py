@@ -14,19 +14,21 @@ COMMANDS = {
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Assemble the command tree; each ``dps_ray.cli.<command>`` adds its own options."""
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Assemble the command tree; only the chosen command's module, often a slow one, is loaded."""
     parser = argparse.ArgumentParser(prog="dps-ray", description="Elastic LLM serving on Ray.")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, summary in COMMANDS.items():
         sub = subparsers.add_parser(name, help=summary, description=summary)
-        importlib.import_module(f"dps_ray.cli.{name}").add_arguments(sub)
+        if name == chosen:
+            importlib.import_module(f"dps_ray.cli.{name}").add_arguments(sub)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a configuration error is one line on standard error and exit status 2."""
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = build_parser(words[0] if words else None).parse_args(words)
     try:
         return int(args.run(args))
     except DpsConfigError as error:
