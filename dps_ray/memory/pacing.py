@@ -120,3 +120,5 @@ class Pacer:
         rate = (self._rate or link_rate) * factor
         unpaced = factor >= 1.0 and rate >= link_rate
         self._rate = None if unpaced else max(self._floor, rate)
+        # The average still holds steps at the old rate: carry it over to the new one.
+        self._inflation *= factor

@@ -29,7 +29,7 @@ class RestoreResult:
     """The segment is in place; verified, unless verification is off."""
     nbytes: int
     seconds: float
-    """From the first look at the fence to the end, waiting included."""
+    """Time spent copying and verifying, without fences and pacing."""
     error: str | None = None
 
 
@@ -170,8 +170,8 @@ class RestoreWorker:
             return task, fence
 
     def _restore(self, task: RestoreTask, fence: Fence) -> None:
-        started_s = time.monotonic()
         nbytes, error = 0, None
+        busy_before_s = self.counters().busy_seconds
         try:
             fence.wait()
             with self._effect():
@@ -183,7 +183,7 @@ class RestoreWorker:
             return
         except Exception as failure:
             error = f"segment {task.segment} was not restored into unit {task.unit}: {failure}"
-        seconds = time.monotonic() - started_s
+        seconds = self.counters().busy_seconds - busy_before_s
         result = RestoreResult(task, error is None, nbytes, seconds, error)
         try:
             with self._effect():

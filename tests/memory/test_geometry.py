@@ -24,8 +24,7 @@ sizes = st.fixed_dictionaries(
 def plan_or_none(**arguments: object) -> Geometry | None:
     try:
         return plan_geometry(**arguments)  # type: ignore[arg-type]
-    except DpsConfigError as error:
-        assert "\n" not in str(error)
+    except DpsConfigError:
         return None
 
 
@@ -124,7 +123,7 @@ def test_odd_blocks_are_padded_by_little_rather_than_by_a_granule() -> None:
             {"kv_bytes": 40_000, "unit_bytes": 900_000, "residual_bytes": 1_000_000},
             ["kv_cache_memory_bytes is 40000", "unit_bytes (is 900000)"],
         ),
-        ({"unit_bytes": 2 * MIB}, ["additional_config.dps.unit_bytes is 2097152", "at most 1048576"]),
+        ({"unit_bytes": 2 * MIB}, ["dps.unit_bytes is 2097152", "at most 1048576"]),
         ({"residual_bytes": 0}, ["residual is 0 bytes", "min_split_bytes"]),
     ],
 )  # fmt: skip
@@ -139,6 +138,7 @@ def test_too_little_memory_is_refused_with_field_value_and_remedy(
         plan_geometry(**arguments)  # type: ignore[arg-type]
     for word in words:
         assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @given(sizes)

@@ -1,0 +1,144 @@
+"""Pacing against a simulated replica: a clock, steps, and copies that slow the steps down."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from dps_ray.memory.pacing import Pacer
+
+CHUNK_BYTES = 4 << 20
+LINK_BYTES_PER_S = 5e9
+
+
+@dataclass
+class Replica:
+    """Steps of ``step_s`` that stretch in proportion to the bytes copied meanwhile.
+
+    Under copies at the full link rate steps take about ``1 + stretch`` times as long.
+    """
+
+    pacer: Pacer
+    clock: list[float]
+    step_s: float = 0.02
+    stretch: float = 0.6
+    copied: int = 0
+    copy_at_s: float = 0.0
+    """When the next chunk may be copied: its delay has been asked for already."""
+
+    def step(self, *, restoring: bool, load: int = 8) -> float:
+        """Run one step with a restore thread beside it; return its duration, seconds."""
+        start_s = self.clock[0]
+        duration_s, copied = self.step_s, 0
+        if restoring:
+            self.copy_at_s = max(self.copy_at_s, start_s)
+        while restoring and self.copy_at_s < start_s + duration_s:
+            copy_s = CHUNK_BYTES / LINK_BYTES_PER_S
+            copied += CHUNK_BYTES
+            duration_s += self.stretch * copy_s
+            self.clock[0] = self.copy_at_s + copy_s
+            self.copy_at_s = self.clock[0] + self.pacer.next_delay_s(CHUNK_BYTES)
+        self.clock[0] = start_s + duration_s
+        self.copied += copied
+        self.pacer.note_step(duration_s, copied > 0, load)
+        return duration_s
+
+
+def replica(stretch: float = 0.6, max_inflation: float = 0.05, floor: float = 64e6) -> Replica:
+    clock = [100.0]
+    pacer = Pacer(max_inflation=max_inflation, floor_bytes_per_s=floor, clock=lambda: clock[0])
+    return Replica(pacer, clock, stretch=stretch)
+
+
+def test_an_idle_replica_restores_without_delay() -> None:
+    idle = replica()
+    for _ in range(50):
+        assert idle.pacer.next_delay_s(CHUNK_BYTES) == 0.0
+        idle.clock[0] += CHUNK_BYTES / LINK_BYTES_PER_S
+        idle.pacer.note_step(0.001, restoring=True, load=0)
+
+
+def test_restore_backs_off_until_steps_stretch_no_more_than_allowed() -> None:
+    busy = replica()
+    for _ in range(20):
+        busy.step(restoring=False)
+    first_s = busy.step(restoring=True)
+    assert first_s > 1.3 * busy.step_s
+    for _ in range(100):
+        busy.step(restoring=True)
+    settled_s = [busy.step(restoring=True) for _ in range(200)]
+    mean = sum(settled_s) / len(settled_s) / busy.step_s - 1
+    assert 0.02 < mean < 0.08
+
+
+def test_a_restore_that_disturbs_nobody_runs_at_link_rate() -> None:
+    busy = replica(stretch=0.01)
+    for _ in range(20):
+        busy.step(restoring=False)
+    start_s, copied = busy.clock[0], busy.copied
+    for _ in range(100):
+        busy.step(restoring=True)
+    rate = (busy.copied - copied) / (busy.clock[0] - start_s)
+    assert rate > 0.9 * LINK_BYTES_PER_S
+    assert busy.pacer.rate_bytes_per_s is None
+
+
+def test_the_rate_never_falls_below_the_floor() -> None:
+    floor = 500e6
+    busy = replica(stretch=0.9, floor=floor)
+    for _ in range(20):
+        busy.step(restoring=False)
+    for _ in range(100):
+        busy.step(restoring=True)
+    assert busy.pacer.rate_bytes_per_s == floor
+    busy.pacer.next_delay_s(CHUNK_BYTES)
+    assert busy.pacer.next_delay_s(CHUNK_BYTES) == pytest.approx(CHUNK_BYTES / floor)
+
+
+def test_the_rate_recovers_when_copying_stops_disturbing() -> None:
+    busy = replica()
+    for _ in range(20):
+        busy.step(restoring=False)
+    for _ in range(100):
+        busy.step(restoring=True)
+    assert busy.pacer.rate_bytes_per_s is not None
+    busy.stretch = 0.0
+    for _ in range(100):
+        busy.step(restoring=True)
+    assert busy.pacer.rate_bytes_per_s is None
+
+
+def test_a_paced_restore_runs_freely_once_the_load_has_gone() -> None:
+    busy = replica()
+    for _ in range(20):
+        busy.step(restoring=False)
+    for _ in range(50):
+        busy.step(restoring=True)
+    busy.pacer.next_delay_s(CHUNK_BYTES)
+    assert busy.pacer.next_delay_s(CHUNK_BYTES) > 0
+    busy.clock[0] += 2.0
+    assert busy.pacer.next_delay_s(CHUNK_BYTES) == 0.0
+    assert busy.pacer.next_delay_s(CHUNK_BYTES) == 0.0
+
+
+def test_larger_steps_are_not_taken_for_inflation() -> None:
+    busy = replica(stretch=0.0)
+    for _ in range(20):
+        busy.step(restoring=False, load=8)
+    busy.step_s = 0.2
+    for _ in range(20):
+        busy.step(restoring=False, load=2000)
+    for _ in range(20):
+        busy.step(restoring=True, load=2000)
+    assert busy.pacer.rate_bytes_per_s is None
+
+
+def test_cancelled_waits_do_not_add_up() -> None:
+    busy = replica(floor=1e6)
+    for _ in range(20):
+        busy.step(restoring=False)
+    for _ in range(50):
+        busy.step(restoring=True)
+    rate = busy.pacer.rate_bytes_per_s
+    assert rate is not None
+    for _ in range(100):
+        assert busy.pacer.next_delay_s(CHUNK_BYTES) <= CHUNK_BYTES / rate * 1.001
