@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 PromptKind = Literal["ids", "words"]
 
-WORDS = (
+WORD_LIST = (
     "time year people way day man thing woman life child world school state family student group "
     "country problem hand part place case week company system program question work government "
     "number night point home water room mother area money story fact month lot right study book "
@@ -13,7 +13,8 @@ WORDS = (
     "end member law car city community name president team minute idea body information back "
     "parent face others level office door health person art war history party result change "
     "morning reason research girl guy moment air teacher force education"
-).split()
+)
+WORDS = tuple(WORD_LIST.split())
 """Common nouns: about one token each in the vocabularies of current models."""
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 
 class Outcome(StrEnum):
@@ -47,8 +48,7 @@ class RequestRecord:
     @property
     def itl_s(self) -> list[float]:
         """Times between neighbouring pieces, seconds."""
-        times = self.chunk_times_s
-        return [after - before for before, after in zip(times, times[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.chunk_times_s)]
 
     @property
     def tpot_s(self) -> float | None:

@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -16,10 +16,8 @@ BUNDLED = {"azure-2023-code-excerpt": "azure_2023_code_excerpt.csv"}
 
 def _azure_time_s(text: str) -> float:
     """``2023-11-16 18:17:03.9799600``, with a time zone in the 2024 files; seconds."""
-    whole, _, fraction = text.partition(".")
-    fraction, plus, zone = fraction.partition("+")
-    moment = datetime.fromisoformat(whole + (plus + zone if plus else "+00:00"))
-    return moment.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+    moment = datetime.fromisoformat(text)
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
 
 
 @dataclass(frozen=True)
