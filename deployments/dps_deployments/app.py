@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ray.serve import Application
@@ -135,6 +135,7 @@ def to_llm_config(fleet: FleetArgs) -> Any:
     values = {
         **given,
         "server_cls": given.get("server_cls", DpsLLMServer),
+        "model_loading_config": _with_absolute_source(given.get("model_loading_config")),
         "deployment_config": {
             "request_router_config": router,
             **given.get("deployment_config", {}),
@@ -163,15 +164,29 @@ def check_model_source(source: Any) -> None:
     DpsConfigError
         With the folder as this process sees it.
     """
-    if not isinstance(source, str) or not source.startswith((".", "/", "~")):
+    if not _is_folder(source):
         return
     folder = Path(source).expanduser()
     if not (folder / "config.json").is_file():
         raise DpsConfigError(
             f"args.llm_config.model_loading_config.model_source is {source!r}: there is no "
-            f"config.json in {folder.absolute()}; make the model first (`dps-ray models`) or give "
-            "a Hugging Face id"
+            "config.json in that folder; make the model first (`dps-ray models`), start Serve in "
+            "the folder the path is relative to, or give a Hugging Face id"
         )
+
+
+def _is_folder(source: Any) -> TypeGuard[str]:
+    return isinstance(source, str) and source.startswith((".", "/", "~"))
+
+
+def _with_absolute_source(model_loading_config: Any) -> Any:
+    """Make a relative model folder absolute: replicas run in folders of their own."""
+    if not isinstance(model_loading_config, dict):
+        return model_loading_config
+    source = model_loading_config.get("model_source")
+    if not _is_folder(source):
+        return model_loading_config
+    return {**model_loading_config, "model_source": str(Path(source).expanduser().absolute())}
 
 
 def _check_engine(engine_kwargs: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
-from dps_deployments.ray_adapter import CALL_ERRORS, resolve_handle
+from dps_deployments.ray_adapter import CALL_ERRORS, resolve_method
 
 CONTROLLER_DEPLOYMENT = "FleetController"
 CALL_TIMEOUT_S = 2.0
@@ -35,7 +35,7 @@ class ControllerClient:
     def __init__(self, app: str, caller: str) -> None:
         self._app = app
         self._caller = caller
-        self._handle: Any = None
+        self._methods: dict[str, Any] = {}
         self._down = False
 
     async def report(self, state: dict[str, Any]) -> None:
@@ -62,11 +62,13 @@ class ControllerClient:
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         try:
             async with asyncio.timeout(timeout_s):
-                if self._handle is None:
-                    self._handle = await resolve_handle(self._app, CONTROLLER_DEPLOYMENT)
-                answer = await getattr(self._handle, method).remote(*args)
+                if method not in self._methods:
+                    self._methods[method] = await resolve_method(
+                        self._app, CONTROLLER_DEPLOYMENT, method
+                    )
+                answer = await self._methods[method].remote(*args)
         except CALL_ERRORS as error:
-            self._handle = None
+            self._methods.clear()
             self._note_down(error)
             raise ControllerUnavailableError(str(error)) from error
         self._note_up()

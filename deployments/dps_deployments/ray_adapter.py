@@ -33,7 +33,7 @@ __all__ = [
     "engine_client",
     "replica_identity",
     "request_id",
-    "resolve_handle",
+    "resolve_method",
     "routing_stats",
 ]
 
@@ -60,13 +60,18 @@ def replica_identity() -> ReplicaIdentity:
     )
 
 
-async def resolve_handle(app: str, deployment: str) -> DeploymentHandle:
-    """Handle of a deployment of another application.
+async def resolve_method(app: str, deployment: str, method: str) -> DeploymentHandle:
+    """Handle of one method of a deployment of another application; call ``remote`` on it.
 
-    Creating a handle blocks on Serve's controller. Inside the event loop that runs a router it
-    would wait for a reply which only that loop can deliver, hence the thread.
+    Looking up a deployment and naming one of its methods both build a router and block until the
+    process's router loop has taken it in. Done inside that very loop they would wait for
+    themselves for ever, and all routing of the process with them; hence the thread.
     """
-    return await asyncio.to_thread(serve.get_deployment_handle, deployment, app)
+
+    def resolve() -> DeploymentHandle:
+        return getattr(serve.get_deployment_handle(deployment, app), method)
+
+    return await asyncio.to_thread(resolve)
 
 
 def request_id(pending_request: PendingRequest) -> str:
