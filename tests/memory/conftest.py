@@ -84,3 +84,9 @@ def build() -> Iterator[BuildRig]:
             return rig
 
         yield build_and_close
+
+
+@pytest.fixture
+def builder() -> BuildRig:
+    """``build_rig`` itself, for tests that close what they build."""
+    return build_rig

@@ -1,0 +1,298 @@
+"""The restore thread: fences, cancellation, verification, order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from dps_ray.commands import RestoreTask
+from dps_ray.memory.driver import Executor, VmmError
+from dps_ray.memory.host_driver import HostDriver, HostExecutor
+from dps_ray.memory.pacing import Pacer
+from dps_ray.memory.restore import RestoreResult, RestoreWorker
+
+if TYPE_CHECKING:
+    from conftest import BuildRig, Rig
+
+TIMEOUT_S = 20.0
+
+
+class Gate:
+    """A fence that a test opens."""
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.waiting = threading.Event()
+        self.opened = threading.Event()
+        if is_open:
+            self.opened.set()
+
+    def wait(self) -> None:
+        self.waiting.set()
+        assert self.opened.wait(TIMEOUT_S)
+
+
+OPEN = Gate(is_open=True)
+
+
+class SteppedExecutor(HostExecutor):
+    """Copies for real, but stops before a chosen copy until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.copies = 0
+        self.stop_before: int | None = None
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+        self.damage_next = False
+        self.refuse_next = False
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        self.copies += 1
+        if self.copies == self.stop_before:
+            self.reached.set()
+            assert self.go_on.wait(TIMEOUT_S)
+        if self.refuse_next:
+            self.refuse_next = False
+            raise VmmError("copy", f"{source.numel()} bytes", "link down")
+        super().copy(destination, source)
+        if self.damage_next:
+            self.damage_next = False
+            destination[destination.numel() // 2] ^= 1
+
+
+class SteppedDriver(HostDriver):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stepped = SteppedExecutor()
+
+    @property
+    def transfer(self) -> Executor:
+        return self.stepped
+
+
+class Bench:
+    """A rig in fast mode with all units lent, and a worker on it."""
+
+    def __init__(self, rig: Rig, executor: SteppedExecutor, verify: bool) -> None:
+        self.rig, self.executor = rig, executor
+        self.results: list[RestoreResult] = []
+        self.epoch = 0
+        rig.region.upload_all()
+        executor.copies = 0
+        for unit in range(rig.region.geometry.num_units):
+            rig.region.unit_kv_view(unit).fill_(0xAB)
+        self.worker = RestoreWorker(
+            rig.region,
+            pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=1e6),
+            chunk_bytes=4096,
+            verify=verify,
+            on_done=self.results.append,
+        )
+
+    def submit(self, segment: int, gate: Gate = OPEN, unit: int | None = None) -> RestoreTask:
+        self.epoch += 1
+        task = RestoreTask(segment if unit is None else unit, segment, self.epoch)
+        self.worker.submit(task, gate)
+        return task
+
+    def settle(self) -> None:
+        assert self.worker.wait_idle(TIMEOUT_S)
+
+    def untouched(self, unit: int) -> bool:
+        return bool((self.rig.region.unit_kv_view(unit) == 0xAB).all())
+
+    def in_place(self, segment: int) -> bool:
+        region = self.rig.region
+        return torch.equal(region.segment_view(segment), region.backup.segment(segment))
+
+
+MakeBench = Callable[..., Bench]
+
+
+@pytest.fixture
+def bench(build: BuildRig) -> Iterator[MakeBench]:
+    with ExitStack() as cleanup:
+
+        def make(binding: str = "fixed", verify: bool = True) -> Bench:
+            driver = SteppedDriver()
+            made = Bench(build(binding, driver=driver), driver.stepped, verify)
+            cleanup.callback(made.worker.stop)
+            return made
+
+        yield make
+
+
+def test_all_segments_come_back_verified_and_in_order(bench: MakeBench) -> None:
+    made = bench()
+    tasks = [made.submit(segment) for segment in (2, 0, 5, 4, 1, 3)]
+    made.settle()
+    assert [result.task for result in made.results] == tasks
+    assert all(result.ok and result.error is None for result in made.results)
+    assert made.rig.layers_intact()
+    counters = made.worker.counters()
+    assert counters.bytes == sum(result.nbytes for result in made.results)
+    assert counters.bytes == made.rig.arena.used_bytes
+    assert (counters.completed, counters.cancelled, counters.failed) == (6, 0, 0)
+    assert counters.busy_seconds > 0
+
+
+def test_any_binding_restores_a_segment_into_whichever_unit_is_free(bench: MakeBench) -> None:
+    made = bench("any")
+    for segment, unit in [(0, 3), (1, 5), (2, 0), (3, 1), (4, 2), (5, 4)]:
+        made.submit(segment, unit=unit)
+    made.settle()
+    assert all(result.ok for result in made.results)
+    assert made.rig.layers_intact()
+    assert [made.rig.region.unit_of(segment) for segment in range(6)] == [3, 5, 0, 1, 2, 4]
+
+
+def test_nothing_is_copied_before_the_fence_and_late_kv_writes_are_overwritten(
+    bench: MakeBench,
+) -> None:
+    made, gate = bench(), Gate()
+    made.submit(1, gate)
+    assert gate.waiting.wait(TIMEOUT_S)
+    time.sleep(0.01)
+    assert made.untouched(1)
+    made.rig.region.unit_kv_view(1).fill_(0xCD)
+    gate.opened.set()
+    made.settle()
+    assert made.in_place(1)
+
+
+def test_cancel_returns_only_after_the_chunk_in_flight(bench: MakeBench) -> None:
+    made = bench()
+    made.executor.stop_before = 1
+    task = made.submit(0)
+    assert made.executor.reached.wait(TIMEOUT_S)
+    canceller = threading.Thread(target=made.worker.cancel, args=(task,))
+    canceller.start()
+    canceller.join(0.05)
+    assert canceller.is_alive(), "cancel returned while a chunk was being copied"
+    made.executor.go_on.set()
+    canceller.join(TIMEOUT_S)
+    assert not canceller.is_alive()
+    made.rig.region.unit_kv_view(0).fill_(0x11)
+    made.settle()
+    assert bool((made.rig.region.unit_kv_view(0) == 0x11).all())
+    assert made.executor.copies == 1
+    assert made.results == []
+    assert made.worker.counters().cancelled == 1
+
+
+def test_cancel_of_a_queued_restore_leaves_the_others_in_order(bench: MakeBench) -> None:
+    made, gate = bench(), Gate()
+    tasks = [made.submit(0, gate), *[made.submit(segment) for segment in (1, 2, 3)]]
+    assert gate.waiting.wait(TIMEOUT_S)
+    made.worker.cancel(tasks[2])
+    gate.opened.set()
+    made.settle()
+    assert [result.task for result in made.results] == [tasks[0], tasks[1], tasks[3]]
+    assert made.untouched(2)
+
+
+def test_cancel_at_the_fence_returns_at_once_and_nothing_is_copied(bench: MakeBench) -> None:
+    made, gate = bench(), Gate()
+    task = made.submit(0, gate)
+    assert gate.waiting.wait(TIMEOUT_S)
+    made.worker.cancel(task)
+    gate.opened.set()
+    made.settle()
+    assert made.untouched(0)
+    assert made.executor.copies == 0
+    assert made.results == []
+
+
+def test_cancel_of_a_finished_restore_changes_nothing(bench: MakeBench) -> None:
+    made = bench()
+    task = made.submit(0)
+    made.settle()
+    made.worker.cancel(task)
+    assert made.in_place(0)
+    assert made.worker.counters().cancelled == 0
+
+
+def test_cancel_ends_a_pacing_delay(bench: MakeBench) -> None:
+    made = bench()
+    delayed = threading.Event()
+
+    class Slow(Pacer):
+        def next_delay_s(self, chunk_bytes: int) -> float:
+            delayed.set()
+            return TIMEOUT_S
+
+    made.worker._pacer = Slow(max_inflation=0.05, floor_bytes_per_s=1.0)
+    task = made.submit(0)
+    assert delayed.wait(TIMEOUT_S)
+    began_s = time.monotonic()
+    made.worker.cancel(task)
+    made.settle()
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
+    assert made.untouched(0)
+
+
+def test_a_damaged_copy_is_never_reported_as_restored(bench: MakeBench) -> None:
+    made = bench()
+    made.executor.damage_next = True
+    made.submit(2)
+    made.submit(3)
+    made.settle()
+    assert [result.ok for result in made.results] == [False, True]
+    assert "segment 2 differs from the backup" in str(made.results[0].error)
+    assert made.worker.counters().failed == 1
+
+
+def test_a_refused_copy_is_reported_and_the_next_restore_goes_on(bench: MakeBench) -> None:
+    made = bench()
+    made.executor.refuse_next = True
+    made.submit(1)
+    made.submit(2)
+    made.settle()
+    assert [result.ok for result in made.results] == [False, True]
+    assert "segment 1 was not restored into unit 1: copy(4096 bytes): link down" in str(
+        made.results[0].error
+    )
+
+
+def test_a_segment_sent_to_another_unit_under_fixed_binding_is_an_error(bench: MakeBench) -> None:
+    made = bench("fixed")
+    made.submit(1, unit=2)
+    made.settle()
+    assert not made.results[0].ok
+    assert made.untouched(1)
+    assert made.untouched(2)
+
+
+def test_stop_abandons_everything_and_refuses_more(bench: MakeBench) -> None:
+    made, gate = bench(), Gate()
+    for segment in range(3):
+        made.submit(segment, gate)
+    assert gate.waiting.wait(TIMEOUT_S)
+    threading.Timer(0.01, gate.opened.set).start()
+    made.worker.stop()
+    made.worker.stop()
+    assert made.executor.copies == 0
+    assert made.worker.counters().cancelled == 3
+    with pytest.raises(RuntimeError, match=r"submitted after stop\(\)"):
+        made.submit(0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failing_callback_is_not_swallowed(bench: MakeBench) -> None:
+    made = bench()
+
+    def refuse(result: RestoreResult) -> None:
+        raise OSError("status page gone")
+
+    made.worker._on_done = refuse
+    task = made.submit(0)
+    made.settle()
+    made.worker.cancel(task)
+    with pytest.raises(RuntimeError, match="restore thread died") as caught:
+        made.submit(1)
+    assert isinstance(caught.value.__cause__, OSError)
