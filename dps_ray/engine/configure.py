@@ -39,7 +39,7 @@ def hook_engine_args() -> None:
             )
         return configure(create(self, *args, **kwargs), options)
 
-    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+    EngineArgs.create_engine_config = create_engine_config
 
 
 def configure(config: VllmConfig, options: DpsOptions) -> VllmConfig:

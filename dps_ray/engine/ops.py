@@ -37,7 +37,7 @@ def _dps_linear(
         return dps_kernels.linear(x, planes, bias)
     weight = ranks.current().scratch(upper.shape, x.dtype)
     dps_kernels.reconstruct(weight, planes)
-    if misfit_index is not None and planes.lower is not None:
+    if planes.lower is not None and misfit_index is not None and misfit_value is not None:
         weight.view(-1)[misfit_index] = misfit_value
     return stock_linear(x, weight, bias)
 

@@ -33,7 +33,7 @@ KEPT_WHOLE = {
 class DpsConfig(QuantizationConfig):
     """Quantization configuration of an elastic engine; the options travel in additional_config."""
 
-    def get_name(self) -> str:  # type: ignore[override]
+    def get_name(self) -> str:
         return "dps"
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
@@ -69,7 +69,7 @@ class DpsLinearMethod(UnquantizedLinearMethod):
         super().__init__()
         self.prefix = prefix
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         weight = layer.weight.data
         whole = next((why for end, why in KEPT_WHOLE.items() if self.prefix.endswith(end)), None)
         if whole is not None:
@@ -91,9 +91,7 @@ class DpsLinearMethod(UnquantizedLinearMethod):
             tensor = None if misfits is None else getattr(misfits, name)
             layer.register_buffer(f"dps_misfit_{name}", tensor, persistent=False)
 
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if layer.dps_fmt is None:
             return super().apply(layer, x, bias)
         return torch.ops.vllm.dps_linear(
@@ -114,13 +112,11 @@ class DpsHeadMethod(UnquantizedEmbeddingMethod):
     Where vLLM has no packed GEMM for it, the stock head takes longer than all other layers.
     """
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         super().process_weights_after_loading(layer)
         layer.dps_blocked = ranks.current().fused and is_plain_torch(layer.cpu_linear)
 
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if layer.dps_blocked:
             return dps_kernels.linear_16bit(x, layer.weight, bias)
         return super().apply(layer, x, bias)

@@ -1,7 +1,7 @@
 """vLLM's scheduler with the SUM manager beside it: every step carries a ``StepCommand``."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -17,11 +17,17 @@ from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
 
+if TYPE_CHECKING:
+    _Mixin = Scheduler
+else:
+    # The mixin stands before either scheduler in the method resolution order.
+    _Mixin = object
+
 IDLE_STEP_PAUSE_S = 0.001
 """An idle engine keeps stepping while memory comes back; the pause leaves the CPU to the copies."""
 
 
-class ElasticScheduling:
+class ElasticScheduling(_Mixin):
     """Mixin over vLLM's schedulers: elastic pool, modes, restores and the status page."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

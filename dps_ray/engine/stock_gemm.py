@@ -23,7 +23,7 @@ def stock_linear(
     if key in _plain_torch:
         return linear(x, weight, bias)
     layer = SimpleNamespace(weight=weight, bias=None if bias is None else _Data(bias.clone()))
-    dispatch_cpu_unquantized_gemm(layer, remove_weight=False)  # type: ignore[arg-type]
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
     if is_plain_torch(layer.cpu_linear):
         _plain_torch.add(key)
         return linear(x, weight, bias)
