@@ -14,6 +14,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from dps_ray.config import DpsConfigError, DpsOptions, parse_options
+from dps_ray.engine.preflight import preflight
 from dps_ray.engine.status_page import MAX_RANKS, StatusPage
 
 WORKER_CLASS = "dps_ray.engine.worker.DpsCpuWorker"
@@ -37,6 +38,7 @@ def hook_engine_args() -> None:
                 f"worker_cls ({self.worker_cls!r}) and scheduler_cls ({self.scheduler_cls!r}) are "
                 "chosen by quantization 'dps': leave both out"
             )
+        _check_model(self, options)
         return configure(create(self, *args, **kwargs), options)
 
     EngineArgs.create_engine_config = create_engine_config
@@ -65,6 +67,21 @@ def engine_options(config: VllmConfig) -> DpsOptions:
             "vllm.EngineArgs with quantization 'dps' in a process that loads vLLM's plugins"
         )
     return options
+
+
+def _check_model(args: EngineArgs, options: DpsOptions) -> None:
+    """Look into the model folder, unless what it says is not what will be served."""
+    if args.hf_overrides or args.load_format == "dummy":
+        return
+    preflight(
+        args.model,
+        options=options,
+        dtype=str(args.dtype),
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        kv_cache_dtype=args.kv_cache_dtype,
+        tensor_parallel_size=args.tensor_parallel_size,
+        block_size=args.block_size,
+    )
 
 
 def _refuse_unsupported(config: VllmConfig, options: DpsOptions) -> None:

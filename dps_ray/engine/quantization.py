@@ -18,16 +18,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from dps_ray.engine import rank as ranks
+from dps_ray.engine.kept_whole import reason_to_keep
 from dps_ray.engine.moe import DpsMoEMethod
 from dps_ray.engine.ops import register_ops
 from dps_ray.engine.split_weight import encode_weight, place, report_whole
 from dps_ray.engine.stock_gemm import is_plain_torch
-
-KEPT_WHOLE = {
-    ".gate": "router: its choice of experts must not depend on the mode",
-    ".shared_expert_gate": "router: its weight on the shared expert must not depend on the mode",
-    ".kv_b_proj": "absorbed into the attention at load (MLA)",
-}
 
 
 class DpsConfig(QuantizationConfig):
@@ -71,7 +66,7 @@ class DpsLinearMethod(UnquantizedLinearMethod):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         weight = layer.weight.data
-        whole = next((why for end, why in KEPT_WHOLE.items() if self.prefix.endswith(end)), None)
+        whole = reason_to_keep(self.prefix)
         if whole is not None:
             report_whole(self.prefix, weight, whole)
             encoded = None

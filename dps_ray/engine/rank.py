@@ -13,7 +13,8 @@ import torch
 
 from dps_ray.commands import StepCommand
 from dps_ray.config import DpsConfigError, DpsOptions
-from dps_ray.engine.status_page import MAX_UNITS, RankSection, StatusPage
+from dps_ray.engine.preflight import require_few_units
+from dps_ray.engine.status_page import RankSection, StatusPage
 from dps_ray.memory.arena import ResidualArena
 from dps_ray.memory.geometry import Geometry
 from dps_ray.memory.host_driver import HostDriver
@@ -65,11 +66,7 @@ class Rank:
         torch.Tensor
             The KV cache's bytes, ``[num_blocks * block_stride_bytes]`` uint8, zeroed.
         """
-        if geometry.num_units > MAX_UNITS:
-            raise DpsConfigError(
-                f"additional_config.dps.unit_bytes gives {geometry.num_units} units of "
-                f"{geometry.unit_bytes} bytes: at most {MAX_UNITS}; use larger units"
-            )
+        require_few_units(geometry)
         region = SharedRegion(self.arena.driver, self.arena, geometry, self.options.binding)
         region.upload_all()
         self.memory = MemoryManager(

@@ -18,7 +18,7 @@ from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
 
 if TYPE_CHECKING:
-    _Mixin = Scheduler
+    from vllm.v1.core.sched.scheduler import Scheduler as _Mixin
 else:
     # The mixin stands before either scheduler in the method resolution order.
     _Mixin = object

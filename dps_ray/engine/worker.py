@@ -15,6 +15,7 @@ from dps_ray.engine import rank as ranks
 from dps_ray.engine.configure import engine_options
 from dps_ray.engine.kv_views import bytes_per_block, layer_views
 from dps_ray.engine.mla import honour_strides
+from dps_ray.engine.preflight import no_eligible_layer
 from dps_ray.memory.geometry import Geometry, plan_geometry
 
 logger = logging.getLogger("vllm.dps")
@@ -64,11 +65,8 @@ class DpsCpuWorker(cpu_worker.CPUWorker):
         super().load_model(*args, **kwargs)
         rank = ranks.current()
         if not rank.arena.used_bytes:
-            raise DpsConfigError(
-                f"model {self.model_config.model!r} has no layer that a nested format fits "
-                f"(additional_config.dps.formats is {list(rank.options.formats)}): serve it "
-                "without quantization 'dps', or allow more formats\n" + rank.report.table()
-            )
+            logger.error("dps rank %d: load report\n%s", rank.index, rank.report.table())
+            raise no_eligible_layer(self.model_config.model, rank.options.formats)
         logger.info("dps rank %d: load report\n%s", rank.index, rank.report.table())
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
