@@ -17,7 +17,13 @@ struct V {
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-  static float sum(F a) { return _mm512_reduce_add_ps(a); }
+  static void sum4(F a, F b, F c, F d, float* out) {
+    out[0] = _mm512_reduce_add_ps(a);
+    out[1] = _mm512_reduce_add_ps(b);
+    out[2] = _mm512_reduce_add_ps(c);
+    out[3] = _mm512_reduce_add_ps(d);
+  }
+  static uint16_t to_half(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
   static void store_fp16(uint16_t* p, F a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));

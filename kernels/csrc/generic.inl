@@ -35,8 +35,12 @@ class Row {
     std::memcpy(rest_lower_, lower_ + whole_, rest);
   }
 
-  void decode(int64_t k, typename V::F* out) const {
+  // `ahead` is the distance in bytes of the weights that are decoded next in this row's place:
+  // rows are often too short for the hardware to see a stream.
+  void decode(int64_t k, int64_t ahead, typename V::F* out) const {
     const bool rest = k == whole_;
+    __builtin_prefetch(upper_ + k * element_bytes(C) + ahead);
+    if (is_full(C)) __builtin_prefetch(lower_ + k + ahead);
     V::template decode<C>(rest ? rest_upper_ : upper_ + k * element_bytes(C),
                           rest ? rest_lower_ : lower_ + k, out);
   }
@@ -49,14 +53,24 @@ class Row {
   uint8_t rest_lower_[kStep];
 };
 
+// Adds up the lanes, undoes the row shift and stores. Every sum folds its lanes in the same order.
 template <int MR, int NR>
 void finish(const Gemm& g, int64_t token, int64_t row, typename V::F (&sums)[MR][NR]) {
   for (int n = 0; n < NR; ++n) {
     const float scale = unshift(g.w.row_shift, row + n);
     const float bias = g.bias ? g.bias[row + n] : 0.0f;
+    float values[(MR + 3) / 4 * 4];
+    for (int m = 0; m < MR; m += 4)
+      V::sum4(sums[m][n], sums[m + 1 < MR ? m + 1 : m][n], sums[m + 2 < MR ? m + 2 : m][n],
+              sums[m + 3 < MR ? m + 3 : m][n], values + m);
     for (int m = 0; m < MR; ++m) {
-      const float value = V::sum(sums[m][n]) * scale + bias;
-      store_value(g.y, (token + m) * g.y_stride + row + n, value, g.y_dtype);
+      const int64_t index = (token + m) * g.y_stride + row + n;
+      const float value = values[m] * scale + bias;
+      switch (g.y_dtype) {
+        case Dtype::Fp32: static_cast<float*>(g.y)[index] = value; break;
+        case Dtype::Fp16: static_cast<uint16_t*>(g.y)[index] = V::to_half(value); break;
+        case Dtype::Bf16: static_cast<uint16_t*>(g.y)[index] = to_bf16(value); break;
+      }
     }
   }
 }
@@ -69,11 +83,12 @@ void direct_tile(const Gemm& g, int64_t token, int64_t row) {
   Row<C> rows[NR];
   for (int n = 0; n < NR; ++n) rows[n].open(g.w, row + n);
   const float* x = g.x + token * g.padded;
+  const int64_t ahead = NR * g.w.columns * element_bytes(C);
   for (int64_t k = 0; k < g.w.columns; k += kStep) {
 #pragma GCC unroll 8
     for (int n = 0; n < NR; ++n) {
       typename V::F w[kVectors];
-      rows[n].decode(k, w);
+      rows[n].decode(k, ahead, w);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 8
@@ -122,11 +137,12 @@ void panel_tokens(const Gemm& g, int64_t token, int64_t first, int64_t last, con
 template <Codec C>
 void decode_panel(const Gemm& g, int64_t first, int64_t last, float* panel) {
   Row<C> source;
+  const int64_t ahead = g.w.columns * element_bytes(C);
   for (int64_t row = first; row < last; ++row, panel += g.padded) {
     source.open(g.w, row);
     typename V::F w[kVectors];
     for (int64_t k = 0; k < g.w.columns; k += kStep) {
-      source.decode(k, w);
+      source.decode(k, ahead, w);
       for (int v = 0; v < kVectors; ++v) V::store(panel + k + v * V::width, w[v]);
     }
   }

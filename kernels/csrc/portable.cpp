@@ -21,8 +21,15 @@ struct V {
   static F mul(F a, F b) { return a * b; }
   static F fma(F a, F b, F c) { return a * b + c; }
   static float sum(F a) {
-    return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+    return ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]));
   }
+  static void sum4(F a, F b, F c, F d, float* out) {
+    out[0] = sum(a);
+    out[1] = sum(b);
+    out[2] = sum(c);
+    out[3] = sum(d);
+  }
+  static uint16_t to_half(float value) { return to_fp16(value); }
   static void store_fp16(uint16_t* p, F a) {
     for (int i = 0; i < width; ++i) p[i] = to_fp16(a[i]);
   }

@@ -62,14 +62,6 @@ inline uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline void store_value(void* y, int64_t index, float value, Dtype dtype) {
-  if (dtype == Dtype::Fp32) {
-    static_cast<float*>(y)[index] = value;
-  } else {
-    static_cast<uint16_t*>(y)[index] = dtype == Dtype::Fp16 ? to_fp16(value) : to_bf16(value);
-  }
-}
-
 // FP16 bits of one nested element.
 template <Codec C>
 inline uint16_t join(uint8_t upper, uint8_t lower) {
