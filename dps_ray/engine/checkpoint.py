@@ -125,7 +125,7 @@ class Checkpoint:
 
     @property
     def kv_heads(self) -> int:
-        """Key heads of a layer; 1, hence a copy on every rank, where the configuration is silent."""
+        """Key heads of a layer; 1, so a copy on every rank, where the configuration is silent."""
         config = self.config
         return int(config.get("num_key_value_heads") or config.get("num_attention_heads") or 1)
 
