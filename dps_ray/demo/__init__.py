@@ -1,0 +1,1 @@
+"""A fleet that starts, serves a bursty trace and ends by itself."""
