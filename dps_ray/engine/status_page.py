@@ -50,6 +50,8 @@ _CELLS = _RANKS_START + MAX_RANKS * _RANK_CELLS
 _MODES = (Mode.FULL, Mode.FAST)
 _PINS = (Pin.AUTO, Pin.FULL, Pin.FAST)
 _UNKNOWN = float("nan")
+_READ_ATTEMPTS = 1000
+_READ_PAUSE_S = 0.001
 
 
 class StatusPage:
@@ -135,13 +137,21 @@ class StatusPage:
         cells[0] += 1
 
     def read(self) -> EngineStatus | None:
-        """The latest status, or ``None`` before the first one."""
-        for _ in range(1000):
+        """The latest status, or ``None`` before the first one.
+
+        Raises
+        ------
+        RuntimeError
+            When a writer stays amid a publication for a second. It takes microseconds to write,
+            but its process may lose the CPU meanwhile.
+        """
+        for _ in range(_READ_ATTEMPTS):
             before = self._cells[_STATUS_START]
             cells = self._cells[_STATUS_START:_FAULT_START].copy()
             text = self._cells[_FAULT_START:_RANKS_START].tobytes()
             if before % 2 == 0 and before == self._cells[_STATUS_START]:
                 return _decode(cells, text) if before else None
+            time.sleep(_READ_PAUSE_S)
         raise RuntimeError(f"status page {self._path} never settles: its writer died mid-write")
 
 
