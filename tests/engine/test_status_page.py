@@ -1,0 +1,233 @@
+"""The page of shared memory on which an engine and the outside meet."""
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps_ray.config import DpsConfigError
+from dps_ray.engine.status import EngineStatus
+from dps_ray.engine.status_page import MAX_RANKS, MAX_UNITS, StatusPage, remove_orphans
+from dps_ray.modes import Mode, Pin
+
+PUBLICATIONS = 20_000
+READER = """
+import sys
+from dataclasses import fields
+from dps_ray.engine.status_page import StatusPage
+
+page, last, readings = StatusPage.attach(sys.argv[1]), -1.0, 0
+numbers = ("base_blocks", "used_blocks", "waiting", "tokens_fast", "restores_cancelled")
+print("ready", flush=True)
+while last < float(sys.argv[2]) - 1:
+    status = page.read()
+    if status is None:
+        continue
+    seen = {getattr(status, name) for name in numbers}
+    assert len(seen) == 1, f"torn: {status}"
+    assert status.fault == f"fault {status.base_blocks}", f"torn text: {status}"
+    assert status.sequence == status.base_blocks + 1, f"torn sequence: {status}"
+    assert status.base_blocks >= last, "an older status came back"
+    readings += status.base_blocks > last
+    last = status.base_blocks
+print(readings)
+"""
+
+counts = st.integers(0, 2**53)
+times = st.floats(0, 1e12)
+statuses = st.builds(
+    EngineStatus,
+    **{
+        field.name: {int: counts, float: times, bool: st.booleans()}.get(field.type, st.none())
+        for field in fields(EngineStatus)
+    }
+    | {
+        "mode": st.sampled_from(Mode),
+        "pin": st.sampled_from(Pin),
+        "restore_progress": st.none() | st.floats(0, 1),
+        "last_restore_s": st.none() | times,
+        "fault": st.none()
+        | st.text(
+            st.characters(blacklist_characters="\0", codec="ascii"), min_size=1, max_size=239
+        ),
+    },
+)
+
+
+def a_status(number: int = 0) -> EngineStatus:
+    """A status whose numbers are all the same."""
+    values = {
+        field.name: number if field.type is int else float(number) for field in fields(EngineStatus)
+    }
+    return EngineStatus(
+        **values
+        | {"mode": Mode.FAST, "pin": Pin.AUTO, "restoring": True, "fault": f"fault {number}"}  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def page() -> Iterator[StatusPage]:
+    page = StatusPage.create(f"test-{uuid.uuid4().hex[:12]}")
+    yield page
+    page.remove()
+
+
+@pytest.fixture(scope="module")
+def one_page() -> Iterator[StatusPage]:
+    page = StatusPage.create(f"test-{uuid.uuid4().hex[:12]}")
+    yield page
+    page.remove()
+
+
+def key_of(page: StatusPage) -> str:
+    return page._path.name.removeprefix("dps-")
+
+
+@settings(deadline=None)
+@given(status=statuses)
+def test_every_field_comes_back(one_page: StatusPage, status: EngineStatus) -> None:
+    one_page.publish(status)
+    read = one_page.read()
+    assert read is not None
+    assert read == replace(status, sequence=read.sequence)
+    for field in fields(EngineStatus):
+        assert type(getattr(read, field.name)) is type(getattr(status, field.name)), field.name
+
+
+def test_fields_unknown_to_the_page_would_be_noticed() -> None:
+    """The strategy above must not leave a field at ``None`` that never is."""
+    optional = {"restore_progress", "last_restore_s", "fault"}
+    named = {"mode", "pin", *optional}
+    assert {f.name for f in fields(EngineStatus) if f.type not in (int, float, bool)} == named
+
+
+def test_nothing_is_known_before_the_first_publication(page: StatusPage) -> None:
+    assert page.read() is None
+
+
+def test_sequence_grows_by_one_a_publication(page: StatusPage) -> None:
+    sequences = []
+    for number in range(3):
+        page.publish(a_status(number))
+        status = page.read()
+        assert status is not None
+        sequences.append(status.sequence)
+    assert sequences == [1, 2, 3]
+
+
+def test_long_fault_is_cut_and_a_short_one_leaves_nothing_of_it(page: StatusPage) -> None:
+    for fault, read in (("x" * 400, "x" * 239), ("short", "short"), (None, None)):
+        page.publish(replace(a_status(), fault=fault))
+        status = page.read()
+        assert status is not None
+        assert status.fault == read
+
+
+def test_cut_inside_a_character_still_reads(page: StatusPage) -> None:
+    page.publish(replace(a_status(), fault="ü" * 200))
+    status = page.read()
+    assert status is not None
+    assert status.fault is not None
+    assert status.fault.startswith("ü" * 119)
+
+
+def test_pin_reaches_every_process_that_has_the_page(page: StatusPage) -> None:
+    other = StatusPage.attach(key_of(page))
+    assert other.requested_pin() is None
+    for pin in Pin:
+        page.set_pin(pin)
+        assert other.requested_pin() is pin
+    other.close()
+
+
+def test_pin_survives_a_publication(page: StatusPage) -> None:
+    page.set_pin(Pin.FAST)
+    page.publish(a_status())
+    assert page.requested_pin() is Pin.FAST
+
+
+def test_ranks_do_not_share_a_cell(page: StatusPage) -> None:
+    page.publish(a_status(7))
+    for rank in range(MAX_RANKS):
+        section = page.rank(rank)
+        assert len(section.outcomes) == MAX_UNITS
+        section["base_blocks"] = rank
+        section["full_steps"] = rank
+        section.outcomes[:] = rank
+    for rank in range(MAX_RANKS):
+        section = page.rank(rank)
+        assert section["base_blocks"] == section["full_steps"] == rank
+        assert set(section.outcomes) == {rank}
+    assert page.read() == replace(a_status(7), sequence=1)
+
+
+def test_unknown_key_is_refused_in_one_line() -> None:
+    with pytest.raises(DpsConfigError) as caught:
+        StatusPage.attach("no-such-engine")
+    assert str(caught.value) == (
+        "no status page /dev/shm/dps-no-such-engine: the engine's processes must share one host "
+        "and its /dev/shm; run all ranks of a replica on one node"
+    )
+
+
+def test_key_in_use_is_not_overwritten(page: StatusPage) -> None:
+    page.publish(a_status(3))
+    with pytest.raises(FileExistsError):
+        StatusPage.create(key_of(page))
+    assert page.read() is not None
+
+
+def test_page_of_a_dead_process_is_removed_and_that_of_a_living_one_stays(page: StatusPage) -> None:
+    program = (
+        "import sys; from dps_ray.engine.status_page import StatusPage\n"
+        "print(StatusPage.create(sys.argv[1])._path)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"test-{uuid.uuid4().hex[:12]}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    orphan = Path(done.stdout.strip())
+    assert orphan.exists()
+    remove_orphans()
+    assert not orphan.exists()
+    assert page._path.exists()
+
+
+def test_page_of_another_pid_namespace_stays(page: StatusPage) -> None:
+    """Its owner's process id means nothing here."""
+    page._cells[0], page._cells[1] = 2**22 + 1, page._cells[1] + 1
+    remove_orphans()
+    assert page._path.exists()
+
+
+def test_reader_in_another_process_never_sees_a_torn_status(page: StatusPage) -> None:
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, key_of(page), str(PUBLICATIONS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "ready\n"
+    for number in range(PUBLICATIONS):
+        page.publish(a_status(number))
+    out, err = reader.communicate(timeout=60)
+    assert reader.returncode == 0, err
+    assert int(out) > 100, "the reader must have looked while the writer wrote"
+
+
+def test_writer_that_died_mid_write_is_named(page: StatusPage) -> None:
+    page.publish(a_status())
+    sequence = np.flatnonzero(page._cells == 2.0)[0]
+    page._cells[sequence] += 1
+    with pytest.raises(RuntimeError, match="never settles: its writer died mid-write"):
+        page.read()
