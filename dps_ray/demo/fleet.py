@@ -73,32 +73,31 @@ class Fleet:
             The server process ended, or time is up; the message ends with its last output.
         """
         deadline_s = time.monotonic() + timeout_s
-        last = ""
+        stage = "starting Ray and Serve"
+        progress(stage)
         while True:
             if self._server.poll() is not None:
                 raise FleetError(f"the fleet's server ended early\n{log_tail(self._log)}")
             if time.monotonic() > deadline_s:
                 raise FleetError(
-                    f"not ready after {timeout_s:.0f} s ({last})\n{log_tail(self._log)}"
+                    f"not ready after {timeout_s:.0f} s ({stage})\n{log_tail(self._log)}"
                 )
-            now, ready = self._describe()
-            if now != last:
-                progress(now)
-                last = now
-            if ready:
+            live = self._live_replicas()
+            if live == self._replicas and self._lists_a_model():
                 return
+            if live is not None:
+                now = f"loading the model: {live} of {self._replicas} replicas ready"
+                if now != stage:
+                    stage = now
+                    progress(stage)
             time.sleep(POLL_S)
 
-    def _describe(self) -> tuple[str, bool]:
+    def _live_replicas(self) -> int | None:
+        """Replicas that are ready; ``None`` while the controller does not answer."""
         status = self.status()
         if status is None:
-            return "starting Ray and Serve", False
-        live = sum(entry["standing"] == "live" for entry in status["replicas"])
-        if live < self._replicas:
-            return f"loading the model: {live} of {self._replicas} replicas ready", False
-        if not self._lists_a_model():
-            return "waiting for the API", False
-        return f"{live} of {self._replicas} replicas ready", True
+            return None
+        return sum(entry["standing"] == "live" for entry in status["replicas"])
 
     def _lists_a_model(self) -> bool:
         try:

@@ -16,7 +16,7 @@ class DemoLoad:
     """
 
     trace: str = "azure-2023-code-excerpt"
-    start_s: float = 33.0
+    start_s: float = 37.0
     end_s: float = 145.0
     speed: float = 1.2
     prompt_scale: float = 0.05
