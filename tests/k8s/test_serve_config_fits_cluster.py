@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import yaml
 
 Config = dict[str, Any]
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
@@ -37,7 +38,7 @@ def test_workers_have_the_gpus_of_every_replica(llm: Config, worker_group: Confi
     assert gpus % per_replica == 0, "a replica's GPUs must share a worker"
     fewest, most = replica_bounds(llm["deployment_config"])
     assert worker_group["minReplicas"] * gpus >= fewest * per_replica
-    assert worker_group["maxReplicas"] * gpus >= most * per_replica
+    assert worker_group["maxReplicas"] * gpus > most * per_replica, "no room to move a replica"
 
 
 def test_memory_arithmetic_is_of_the_model_that_is_served(llm: Config) -> None:
@@ -45,11 +46,14 @@ def test_memory_arithmetic_is_of_the_model_that_is_served(llm: Config) -> None:
     assert llm["engine_kwargs"]["quantization"] == "dps"
 
 
-def test_each_drain_ends_inside_the_next(llm: Config, worker_group: Config) -> None:
+def test_pod_lives_until_streams_and_replicas_have_ended(
+    serve_config: Config, llm: Config, worker_group: Config
+) -> None:
     pod = worker_group["template"]["spec"]
     (drain,) = [e["value"] for e in pod["containers"][0]["env"] if e["name"] == DRAIN]
-    serve_drain_s = llm["deployment_config"]["graceful_shutdown_timeout_s"]
-    assert serve_drain_s < int(drain) < pod["terminationGracePeriodSeconds"]
+    stream_s = serve_config["http_options"]["request_timeout_s"]
+    replica_s = llm["deployment_config"]["graceful_shutdown_timeout_s"]
+    assert max(stream_s, replica_s) < int(drain) < pod["terminationGracePeriodSeconds"]
 
 
 def test_pinned_ray_reads_the_drain_variable() -> None:
@@ -64,7 +68,6 @@ def test_old_cluster_outlives_the_longest_stream(serve_config: Config, rayservic
 
 
 def test_serve_accepts_the_rendered_string(rayservice: Config) -> None:
-    import yaml
     from ray.serve.schema import ServeDeploySchema
 
     schema = ServeDeploySchema.model_validate(yaml.safe_load(rayservice["spec"]["serveConfigV2"]))
