@@ -14,7 +14,7 @@ ROOTS = ("kernels", "deployments", "autoscaling")
 CSRC = Path("kernels/csrc")
 BINDING = "binding.cpp"  # the only file that sees torch's headers
 
-FLAGS = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
+FLAGS = ["-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
 # Each instruction set has a file of its own, the only one compiled with its flags: the CPU is
 # asked at run time which of them it can run.
 ISA_FLAGS = {

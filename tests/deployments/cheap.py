@@ -1,0 +1,80 @@
+"""A fleet without vLLM: real router, controller, probe and push loop around an engine of no cost.
+
+Workers do not import this module: it is pickled by value (see ``conftest.py``).
+"""
+
+import asyncio
+from typing import Any
+
+from dps_deployments.controller_client import ControllerClient
+from dps_deployments.hints import to_stats
+from dps_deployments.probe import ReplicaProbe
+from dps_deployments.ray_adapter import replica_identity
+from dps_deployments.reporter import report_forever
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from dps_ray.engine.status_page import StatusPage
+from dps_ray.fleet.reporting import ReportOptions
+from dps_ray.modes import Pin
+
+CONTROLLER_APP = "dps-controller"
+ROUTER = {
+    "request_router_class": "dps_deployments.router.DpsRouter",
+    "request_router_kwargs": {"controller_app": CONTROLLER_APP, "revision": "test"},
+    "request_routing_stats_period_s": 0.5,
+}
+
+front_api = FastAPI()
+
+
+def page_key(replica_id: str) -> str:
+    return f"cheap-{replica_id}"
+
+
+class CheapReplica:
+    """Says who it is. A test plays the engine: it writes the replica's status page, and pins it
+    to ``fast`` to make the engine die."""
+
+    async def __init__(self) -> None:
+        identity = replica_identity()
+        self._replica_id = identity.replica_id
+        page = StatusPage.create(page_key(self._replica_id))
+        self._probe = ReplicaProbe(identity, code_version="test")
+        self._probe.engine_started(lambda: page.requested_pin() is Pin.FAST, page.read)
+        client = ControllerClient(CONTROLLER_APP, caller=f"replica {self._replica_id}")
+        self._reports = asyncio.create_task(
+            report_forever(client, self._probe.read, ReportOptions())
+        )
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        return to_stats(self._probe.read())
+
+    async def __call__(self) -> str:
+        await asyncio.sleep(0.01)
+        return self._replica_id
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0}, max_ongoing_requests=200)
+@serve.ingress(front_api)
+class Front:
+    """Sends each request on through the router under test."""
+
+    def __init__(self, replicas: DeploymentHandle) -> None:
+        self._replicas = replicas
+
+    @front_api.get("/")
+    async def serve_one(self) -> str:
+        return await self._replicas.remote()
+
+
+def cheap_app() -> serve.Application:
+    replicas = serve.deployment(
+        CheapReplica,
+        num_replicas=2,
+        max_ongoing_requests=100,
+        ray_actor_options={"num_cpus": 0},
+        request_router_config=ROUTER,
+    )
+    return Front.bind(replicas.bind())

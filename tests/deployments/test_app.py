@@ -1,0 +1,127 @@
+"""What the builders refuse: one line each, before anything is started."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dps_deployments.app import (
+    build_controller,
+    build_fleet,
+    check_model_source,
+    parse_fleet_args,
+    to_llm_config,
+)
+from dps_deployments.ray_version import require_supported_ray
+from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer
+
+from dps_ray.config import DpsConfigError
+from dps_ray.engine import vllm_version
+
+GOOD: dict[str, Any] = {
+    "llm_config": {
+        "model_loading_config": {"model_id": "m", "model_source": "./no-such-model"},
+        "accelerator_config": {"kind": "cpu"},
+        "engine_kwargs": {"quantization": "dps", "additional_config": {"dps": {"pin": "auto"}}},
+        "deployment_config": {"max_ongoing_requests": 8},
+    }
+}
+
+
+def changed(*path: str, value: Any) -> dict[str, Any]:
+    args = deepcopy(GOOD)
+    target = args
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    return args
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (changed("llm_confg", value={}), "args.llm_confg is not an option"),
+        ({}, "args.llm_config"),
+        (
+            changed("llm_config", "engine_kwargs", "additional_config", "dps", "pin", value="ful"),
+            r"args.llm_config.engine_kwargs.additional_config.dps.pin is 'ful'",
+        ),
+        (
+            changed("llm_config", "engine_kwargs", "additional_config", "dps", value={"pni": 1}),
+            "dps.pni is not an option",
+        ),
+        (
+            changed("llm_config", "engine_kwargs", "quantization", value=None),
+            "quantization is None while additional_config.dps is given",
+        ),
+        (
+            changed("llm_config", "deployment_config", "num_replicaz", value=3),
+            "deployment_config.num_replicaz is not an option",
+        ),
+        (
+            changed("llm_config", "deployment_config", value={}),
+            "max_ongoing_requests is not set",
+        ),
+        (
+            changed("report", value={"poll_period_s": 2.0, "heartbeat_s": 1.0}),
+            "poll_period_s",
+        ),
+        (
+            changed("llm_config", "engine_kwargs", "max_model_length", value=9),
+            "Unknown engine argument: max_model_length",
+        ),
+        (GOOD, "model_source is '.*no-such-model': there is no config.json"),
+    ],
+)
+def test_wrong_argument_is_named_in_one_line(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(DpsConfigError, match=message) as raised:
+        build_fleet(args)
+    assert "\n" not in str(raised.value)
+
+
+def test_controller_takes_no_arguments() -> None:
+    with pytest.raises(DpsConfigError, match="user_config"):
+        build_controller({"routing": {"name": "mode_aware"}})
+
+
+def test_unsupported_ray_is_named_with_the_one_to_install() -> None:
+    with pytest.raises(DpsConfigError, match=r"ray is 2\.61\.0.*2\.60\.0"):
+        require_supported_ray("2.61.0")
+    require_supported_ray("2.60.1")
+
+
+def test_unsupported_vllm_is_refused_before_the_arguments_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_version, "installed_version", lambda: "0.30.0")
+    with pytest.raises(DpsConfigError, match=r"vllm is 0\.30\.0"):
+        build_fleet(GOOD)
+
+
+def test_hub_ids_and_remote_addresses_are_left_to_the_engine() -> None:
+    for source in ("Qwen/Qwen3-8B", "s3://bucket/model", None):
+        check_model_source(source)
+
+
+def test_model_folder_is_made_absolute_for_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    llm_config = to_llm_config(parse_fleet_args(GOOD))
+    assert llm_config.model_loading_config.model_source == str(tmp_path / "no-such-model")
+
+
+def test_fleet_gets_the_reporting_server_and_the_mode_aware_router() -> None:
+    llm_config = to_llm_config(parse_fleet_args({**GOOD, "controller_app": "other"}))
+    assert llm_config.server_cls is DpsLLMServer
+    assert llm_config.experimental_configs[FLEET_CONFIG_KEY]["controller_app"] == "other"
+    router = llm_config.deployment_config["request_router_config"]
+    assert router["request_router_class"] == "dps_deployments.router.DpsRouter"
+    assert router["request_router_kwargs"]["controller_app"] == "other"
+
+
+def test_an_own_request_router_is_kept() -> None:
+    own = {"request_routing_stats_period_s": 9.0}
+    args = changed("llm_config", "deployment_config", "request_router_config", value=own)
+    llm_config = to_llm_config(parse_fleet_args(args))
+    assert llm_config.deployment_config["request_router_config"] == own

@@ -1,0 +1,169 @@
+"""Router and controller on a real cluster: steering, live policies, and a dead controller."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from ray import serve
+
+from dps_ray.engine.status import EngineStatus
+from dps_ray.engine.status_page import StatusPage
+from dps_ray.modes import Pin
+
+from .cheap import CONTROLLER_APP, cheap_app, page_key
+from .conftest import Cluster
+from .statuses import IDLE, RESTORING
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> float:
+    """Wait for a condition and return how long it took, seconds."""
+    started_s = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started_s < timeout_s, "the condition never held"
+        time.sleep(0.02)
+    return time.monotonic() - started_s
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Two cheap replicas behind the router, and the pages that play their engines."""
+
+    cluster: Cluster
+    pages: dict[str, StatusPage]
+
+    def entry(self, replica_id: str) -> dict[str, Any]:
+        entries = {entry["replica_id"]: entry for entry in self.cluster.status()["replicas"]}
+        return dict(entries.get(replica_id, {"standing": None, "state": None}))
+
+    def set(self, replica_id: str, status: EngineStatus) -> None:
+        """Publish an engine status and wait until the controller shows it."""
+        self.pages[replica_id].publish(status)
+        until(lambda: self._shows(replica_id, status))
+
+    def ask(self, count: int) -> Counter[str]:
+        """Send requests, eight at a time, and count who answered."""
+        with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(8) as pool:
+            replies = pool.map(
+                lambda _: client.get(f"{self.cluster.url}/cheap/").raise_for_status().json(),
+                range(count),
+            )
+            return Counter(replies)
+
+    def _shows(self, replica_id: str, status: EngineStatus) -> bool:
+        entry = self.entry(replica_id)
+        return entry["standing"] == "live" and entry["state"]["restoring"] == status.restoring
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: Cluster) -> Iterator[Fleet]:
+    serve.run(cheap_app(), name="cheap", route_prefix="/cheap")
+    until(lambda: len(cluster.status()["replicas"]) == 2)
+    ids = [entry["replica_id"] for entry in cluster.status()["replicas"]]
+    pages = {replica_id: StatusPage.attach(page_key(replica_id)) for replica_id in ids}
+    fleet = Fleet(cluster, pages)
+    yield fleet
+    serve.delete("cheap")
+    for page in pages.values():
+        page.remove()
+
+
+@pytest.fixture(autouse=True)
+def calm(fleet: Fleet) -> None:
+    """Every test starts with two idle replicas, the default policy and a listening router."""
+    if fleet.cluster.status()["config"]["routing"]["name"] != "mode_aware":
+        fleet.cluster.configure({})
+    for replica_id in fleet.pages:
+        fleet.set(replica_id, IDLE)
+    fleet.ask(1)
+    until(lambda: fleet.cluster.status()["listening_routers"] >= 1)
+
+
+def test_equal_replicas_share_the_load(fleet: Fleet) -> None:
+    counts = fleet.ask(60)
+    assert set(counts) == set(fleet.pages)
+    assert min(counts.values()) >= 15
+
+
+def test_no_request_reaches_a_replica_after_it_was_pushed_as_restoring(fleet: Fleet) -> None:
+    victim, other = fleet.pages
+    fleet.set(victim, RESTORING)
+    time.sleep(0.1)
+    assert fleet.ask(100) == {other: 100}
+
+
+def test_replica_returns_to_routing_when_its_restore_ends(fleet: Fleet) -> None:
+    victim, _ = fleet.pages
+    fleet.set(victim, RESTORING)
+    fleet.set(victim, IDLE)
+    until(lambda: fleet.ask(8)[victim] > 0, timeout_s=5.0)
+
+
+def test_all_replicas_restoring_still_serve(fleet: Fleet) -> None:
+    for replica_id in fleet.pages:
+        fleet.set(replica_id, RESTORING)
+    assert sum(fleet.ask(20).values()) == 20
+
+
+def test_live_policy_change_reaches_decisions_within_a_second(fleet: Fleet) -> None:
+    victim, _ = fleet.pages
+    fleet.set(victim, RESTORING)
+    fleet.cluster.configure({"routing": {"name": "power_of_two"}})
+    until(lambda: fleet.cluster.status()["config"]["routing"]["name"] == "power_of_two")
+    assert until(lambda: fleet.ask(8)[victim] > 0, timeout_s=5.0) < 1.0
+
+
+def test_wrong_live_configuration_is_shown_and_leaves_the_old_one(fleet: Fleet) -> None:
+    fleet.cluster.configure({"routing": {"name": "mode_aware", "queue_wieght": 1}})
+    until(lambda: fleet.cluster.status()["config_error"] is not None)
+    status = fleet.cluster.status()
+    assert "user_config.routing.mode_aware.queue_wieght is not an option" in status["config_error"]
+    assert status["config"]["routing"]["name"] == "mode_aware"
+    fleet.cluster.configure({})
+    until(lambda: fleet.cluster.status()["config_error"] is None)
+
+
+def test_service_and_steering_go_on_while_the_controller_is_dead(fleet: Fleet) -> None:
+    victim, other = fleet.pages
+    fleet.set(victim, RESTORING)
+    time.sleep(0.1)
+    version = fleet.cluster.status()["version"]
+    prefix = f"SERVE_REPLICA::{CONTROLLER_APP}#"
+    (name,) = [
+        actor["name"]
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["name"].startswith(prefix)
+    ]
+    ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
+    assert fleet.ask(100) == {other: 100}
+    until(lambda: _is_back(fleet), timeout_s=60.0)
+    assert fleet.cluster.status()["version"] > version
+    assert fleet.ask(40) == {other: 40}
+
+
+def test_dead_engine_gets_nothing_more_and_stays_dead(fleet: Fleet) -> None:
+    victim, other = fleet.pages
+    fleet.pages[victim].set_pin(Pin.FAST)
+    until(lambda: fleet.entry(victim)["standing"] == "dead")
+    time.sleep(0.1)
+    assert fleet.ask(40) == {other: 40}
+    fleet.pages[victim].set_pin(Pin.AUTO)
+    time.sleep(0.5)
+    assert fleet.entry(victim)["standing"] == "dead"
+
+
+def _is_back(fleet: Fleet) -> bool:
+    """The controller answers again, has heard every replica, and some router listens."""
+    try:
+        status = fleet.cluster.status()
+    except httpx.HTTPError:
+        return False
+    live = [entry for entry in status["replicas"] if entry["standing"] == "live"]
+    return len(live) == len(fleet.pages) and status["listening_routers"] >= 1

@@ -1,0 +1,90 @@
+"""What a replica says about itself in every stage of its life."""
+
+import pytest
+from dps_deployments.hints import from_stats, to_stats
+from dps_deployments.probe import ReplicaProbe
+from dps_deployments.ray_adapter import ReplicaIdentity
+
+from dps_ray.engine.status import EngineStatus
+from dps_ray.fleet.routing import Hint
+from dps_ray.fleet.state import Health, Source
+from dps_ray.modes import Mode
+
+from .statuses import IDLE, RESTORING
+
+
+@pytest.fixture
+def probe() -> ReplicaProbe:
+    return ReplicaProbe(ReplicaIdentity("r1", "llm#model", "node"), code_version="1")
+
+
+def test_replica_is_starting_until_its_engine_is_up(probe: ReplicaProbe) -> None:
+    state = probe.read()
+    assert (state.health, state.source, state.mode) == (Health.STARTING, Source.SERVER, None)
+
+
+def test_engine_that_is_not_elastic_is_a_full_mode_replica_of_which_nothing_else_is_known(
+    probe: ReplicaProbe,
+) -> None:
+    probe.engine_started(lambda: False, None)
+    state = probe.read()
+    assert (state.health, state.mode) == (Health.READY, Mode.FULL)
+    assert state.restoring is None
+    assert state.headroom_share is None
+    assert state.running is None
+
+
+def test_elastic_engine_that_has_not_published_yet_has_no_known_mode(probe: ReplicaProbe) -> None:
+    probe.engine_started(lambda: False, lambda: None)
+    state = probe.read()
+    assert (state.health, state.mode) == (Health.READY, None)
+
+
+def test_state_shows_the_status_page_and_who_it_is(probe: ReplicaProbe) -> None:
+    probe.engine_started(lambda: False, lambda: RESTORING)
+    state = probe.read()
+    assert (state.replica_id, state.deployment, state.node_id) == ("r1", "llm#model", "node")
+    assert (state.mode, state.restoring, state.restore_progress) == (Mode.FAST, True, 0.5)
+    assert state.source is Source.ENGINE
+
+
+def test_every_reading_has_a_higher_sequence(probe: ReplicaProbe) -> None:
+    readings = [probe.read().sequence]
+    probe.engine_started(lambda: False, lambda: IDLE)
+    readings += [probe.read().sequence for _ in range(3)]
+    assert readings == sorted(set(readings))
+
+
+def test_death_is_latched(probe: ReplicaProbe) -> None:
+    dead = True
+    probe.engine_started(lambda: dead, lambda: IDLE)
+    assert probe.read().health is Health.DEAD
+    dead = False
+    state = probe.read()
+    assert state.health is Health.DEAD
+    assert state.fault == probe.cause_of_death
+
+
+def test_status_page_without_a_living_writer_means_death(probe: ReplicaProbe) -> None:
+    def read() -> EngineStatus:
+        raise RuntimeError("never settles")
+
+    probe.engine_started(lambda: False, read)
+    assert probe.read().health is Health.DEAD
+    assert probe.cause_of_death == "never settles"
+
+
+def test_fallback_statistics_carry_mode_restore_and_death(probe: ReplicaProbe) -> None:
+    probe.engine_started(lambda: False, lambda: RESTORING)
+    assert from_stats(to_stats(probe.read())) == Hint(Mode.FAST, restoring=True, dead=False)
+    probe.latch_death("killed")
+    hint = from_stats(to_stats(probe.read()))
+    assert hint is not None
+    assert hint.dead
+    assert from_stats({}) is None
+
+
+def test_fallback_statistics_do_not_move_with_load(probe: ReplicaProbe) -> None:
+    statuses = iter([IDLE, EngineStatus(**{**vars(IDLE), "running": 9, "used_blocks": 30})])
+    probe.engine_started(lambda: False, lambda: next(statuses))
+    assert to_stats(probe.read()) == to_stats(probe.read())
