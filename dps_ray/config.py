@@ -1,4 +1,4 @@
-"""Options of one elastic engine: ``additional_config: {"dps": {...}}`` in vLLM's own configuration."""
+"""Options of one elastic engine: ``additional_config: {"dps": {...}}`` in vLLM's configuration."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -23,7 +23,8 @@ class DpsOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pin: Pin = Pin.AUTO
-    """Start-up mode pin: ``auto`` lets the policy switch, ``full`` never lends, ``fast`` never restores."""
+    """Start-up mode pin: ``auto`` lets the policy switch, ``full`` never lends, ``fast`` never
+    restores."""
 
     lend: bool = True
     """Lend residual memory to the KV cache. ``false`` gives a static engine in the pinned mode."""
@@ -50,9 +51,10 @@ class DpsOptions(BaseModel):
     16-bit model. ``fused`` decodes inside the GEMM: faster, same error against float32.
     ``auto`` is ``fused`` where the compiled kernels are installed, else ``exact``."""
 
-    high_watermark: Annotated[float, Field(gt=0.0)] = 1.0
+    high_watermark: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Demand, as a share of base KV blocks, at which the replica goes fast. 1.0: only when a
-    request would not fit otherwise (Algorithm 1). Above 1 is refused: requests would wait."""
+    request would not fit otherwise (Algorithm 1). Above 1 requests would wait for memory that
+    could be lent."""
 
     low_watermark: Fraction = 0.6
     """Demand, as a share of base KV blocks, at or below which restoring may start."""
@@ -68,7 +70,7 @@ class DpsOptions(BaseModel):
     """Bytes copied between two looks at cancellation and pacing (the paper's 4 MiB)."""
 
     restore_max_inflation: Fraction = 0.05
-    """Step-time inflation the restore may cause under load, as a share; pacing backs off above it."""
+    """Step-time inflation the restore may cause under load, a share; pacing backs off above it."""
 
     restore_floor_bytes_per_s: Annotated[float, Field(gt=0.0)] = 64e6
     """Pacing never falls below this rate, bytes per second, so that a restore always ends."""
@@ -81,15 +83,15 @@ class DpsOptions(BaseModel):
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        if self.high_watermark > 1.0:
-            raise ValueError("high_watermark above 1.0 would make requests wait for memory that could be lent: use at most 1.0")
         if self.low_watermark >= self.high_watermark:
             raise ValueError(
                 f"low_watermark ({self.low_watermark}) must be below high_watermark "
                 f"({self.high_watermark}), or the replica would flap between modes"
             )
         if self.pin is Pin.FULL and self.lend:
-            raise ValueError("pin 'full' never lends memory: set lend to false with it, or pin 'auto'")
+            raise ValueError(
+                "pin 'full' never lends memory: set lend to false with it, or pin 'auto'"
+            )
         return self
 
 
@@ -106,7 +108,7 @@ def parse_options(additional_config: Any) -> DpsOptions:
         return raw
     if not isinstance(raw, dict):
         raise DpsConfigError(
-            f"additional_config.dps is {raw!r}: give a mapping of options, for example {{'pin': 'auto'}}"
+            f"additional_config.dps is {raw!r}: give a mapping of options, such as {{'pin': 'auto'}}"
         )
     try:
         return DpsOptions(**raw)
