@@ -108,7 +108,7 @@ def parse_options(additional_config: Any) -> DpsOptions:
         return raw
     if not isinstance(raw, dict):
         raise DpsConfigError(
-            f"additional_config.dps is {raw!r}: give a mapping of options, such as {{'pin': 'auto'}}"
+            f"additional_config.dps is {raw!r}: give a mapping, such as {{'pin': 'auto'}}"
         )
     try:
         return DpsOptions(**raw)
