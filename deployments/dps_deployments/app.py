@@ -9,6 +9,7 @@ from ray.serve import Application
 
 from dps_deployments.ray_version import require_supported_ray
 from dps_ray.config import DpsConfigError, one_line, parse_options
+from dps_ray.engine.preflight import preflight
 from dps_ray.engine.vllm_version import require_supported_vllm
 from dps_ray.fleet.reporting import ReportOptions
 
@@ -29,6 +30,13 @@ DEPLOYMENT_OPTIONS = {
     "logging_config",
     "request_router_config",
 }
+PREFLIGHT_OPTIONS = (
+    "dtype",
+    "kv_cache_memory_bytes",
+    "kv_cache_dtype",
+    "tensor_parallel_size",
+    "block_size",
+)
 
 
 class FleetArgs(BaseModel):
@@ -88,6 +96,7 @@ def build_fleet(args: dict[str, Any]) -> Application:
     fleet = parse_fleet_args(args)
     llm_config = to_llm_config(fleet)
     check_model_source(llm_config.model_loading_config.model_source)
+    _preflight(llm_config.model_loading_config.model_source, llm_config.engine_kwargs)
     return build_openai_app(
         {"llm_configs": [llm_config], "ingress_deployment_config": fleet.ingress}
     )
@@ -173,6 +182,14 @@ def check_model_source(source: Any) -> None:
             "config.json in that folder; make the model first (`dps-ray models`), start Serve in "
             "the folder the path is relative to, or give a Hugging Face id"
         )
+
+
+def _preflight(source: Any, engine_kwargs: dict[str, Any]) -> None:
+    """Look into a local model for what would stop every replica after it has loaded."""
+    if engine_kwargs.get("quantization") != "dps" or not isinstance(source, str):
+        return
+    given = {name: engine_kwargs[name] for name in PREFLIGHT_OPTIONS if name in engine_kwargs}
+    preflight(source, options=parse_options(engine_kwargs.get("additional_config")), **given)
 
 
 def _is_folder(source: Any) -> TypeGuard[str]:

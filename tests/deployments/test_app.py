@@ -17,6 +17,7 @@ from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer
 
 from dps_ray.config import DpsConfigError
 from dps_ray.engine import vllm_version
+from dps_ray.models.tiny import make_tiny
 
 GOOD: dict[str, Any] = {
     "llm_config": {
@@ -96,6 +97,15 @@ def test_unsupported_vllm_is_refused_before_the_arguments_are_read(
     monkeypatch.setattr(vllm_version, "installed_version", lambda: "0.30.0")
     with pytest.raises(DpsConfigError, match=r"vllm is 0\.30\.0"):
         build_fleet(GOOD)
+
+
+def test_model_folder_is_looked_into_before_anything_is_built(tmp_path: Path) -> None:
+    folder = make_tiny("qwen3", tmp_path)
+    args = changed("llm_config", "model_loading_config", value={"model_id": "m"})
+    args["llm_config"]["model_loading_config"]["model_source"] = str(folder)
+    args["llm_config"]["engine_kwargs"]["additional_config"]["dps"]["unit_bytes"] = 1 << 40
+    with pytest.raises(DpsConfigError, match=r"dps.unit_bytes is 1099511627776: .*use at most"):
+        build_fleet(args)
 
 
 def test_hub_ids_and_remote_addresses_are_left_to_the_engine() -> None:

@@ -1,0 +1,130 @@
+"""A real elastic vLLM engine behind the OpenAI-compatible API of a real cluster."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from dps_deployments.app import build_fleet
+from ray import serve
+
+from dps_ray.models.cache import cache_root
+from dps_ray.models.tiny import make_tiny
+
+from .cheap import CONTROLLER_APP
+from .conftest import Cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+
+MODEL = "tiny"
+BASE_KV_BYTES = 16 * 65536
+"""Sixteen blocks of 32 tokens: five requests of four blocks do not fit."""
+
+
+@pytest.fixture(scope="module")
+def api(cluster: Cluster) -> Iterator[httpx.Client]:
+    folder = make_tiny("qwen3", cache_root())
+    args: dict[str, Any] = {
+        "controller_app": CONTROLLER_APP,
+        "llm_config": {
+            "model_loading_config": {"model_id": MODEL, "model_source": str(folder)},
+            "accelerator_config": {"kind": "cpu"},
+            "placement_group_config": {"bundles": [{"CPU": 1}]},
+            "runtime_env": {
+                "env_vars": {
+                    "OMP_NUM_THREADS": "1",
+                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                    "HF_HUB_OFFLINE": "1",
+                }
+            },
+            "engine_kwargs": {
+                "enforce_eager": True,
+                "max_model_len": 256,
+                "max_num_seqs": 16,
+                "block_size": 32,
+                "kv_cache_memory_bytes": BASE_KV_BYTES,
+                "quantization": "dps",
+                "additional_config": {"dps": {"min_fast_dwell_s": 0.0}},
+            },
+            "deployment_config": {
+                "num_replicas": 1,
+                "max_ongoing_requests": 64,
+                "ray_actor_options": {"num_cpus": 0},
+            },
+        },
+        "ingress": {
+            "num_replicas": 1,
+            "max_ongoing_requests": 64,
+            "ray_actor_options": {"num_cpus": 0},
+        },
+    }
+    serve.run(build_fleet(args), name="llm", route_prefix="/")
+    with httpx.Client(base_url=cluster.url, timeout=120.0) as client:
+        yield client
+    serve.delete("llm")
+
+
+def complete(api: httpx.Client, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "prompt": "def add(a, b):", "max_tokens": 8, **fields}
+    return dict(api.post("/v1/completions", json=body).raise_for_status().json())
+
+
+def test_model_is_listed(api: httpx.Client) -> None:
+    models = api.get("/v1/models").raise_for_status().json()["data"]
+    assert MODEL in [model["id"] for model in models]
+
+
+def test_completion_has_the_tokens_asked_for(api: httpx.Client) -> None:
+    assert complete(api, ignore_eos=True)["usage"]["completion_tokens"] == 8
+
+
+def test_chat_answers_as_the_assistant(api: httpx.Client) -> None:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 4,
+    }
+    reply = api.post("/v1/chat/completions", json=body).raise_for_status().json()
+    assert reply["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_stream_ends_with_done_and_gives_the_same_text(api: httpx.Client) -> None:
+    whole = complete(api, temperature=0)["choices"][0]["text"]
+    body = {
+        "model": MODEL,
+        "prompt": "def add(a, b):",
+        "max_tokens": 8,
+        "temperature": 0,
+        "stream": True,
+    }
+    with api.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines.pop() == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == whole
+
+
+def test_burst_goes_fast_and_the_controller_sees_it_come_back(
+    api: httpx.Client, cluster: Cluster
+) -> None:
+    def long_request(seed: int) -> dict[str, Any]:
+        return complete(
+            api, prompt=[3 + seed + token for token in range(90)], max_tokens=30, ignore_eos=True
+        )
+
+    with ThreadPoolExecutor(12) as pool:
+        replies = list(pool.map(long_request, range(12)))
+    assert [reply["usage"]["completion_tokens"] for reply in replies] == [30] * 12
+    deadline_s = time.monotonic() + 60.0
+    while True:
+        states = [entry["state"] for entry in cluster.status()["replicas"]]
+        state = next(state for state in states if state["total_blocks"])
+        if state["mode"] == "full" and state["switches_to_full"] >= 1:
+            break
+        assert time.monotonic() < deadline_s, f"the replica never came back: {state}"
+        time.sleep(0.1)
+    assert state["switches_to_fast"] >= 1
+    assert state["tokens_fast"] > 0
