@@ -59,7 +59,7 @@ def check_engine(
     burst_label = next(iter(subjects))
     with ThreadPoolExecutor(max_workers=2) as pool:
         modes = {
-            label: pool.submit(run_engines, _mode_specs(label, folder, 1))
+            label: pool.submit(run_engines, mode_specs(label, folder, 1))
             for label, folder in subjects.items()
         }
         burst = pool.submit(run_engines, _burst_specs(burst_label, subjects[burst_label]))
@@ -72,12 +72,12 @@ def check_engine(
     # Two ranks need both cores: one engine at a time.
     for label, folder in sharded.items():
         done: Future[list[dict[str, Any]]] = Future()
-        done.set_result(run_engines(_mode_specs(label, folder, 2)))
+        done.set_result(run_engines(mode_specs(label, folder, 2)))
         _judge_modes(report, {label: done}, say)
     return report
 
 
-def _mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
+def mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
     plain = EngineSpec(
         label=f"{label}: plain",
         model=str(folder),

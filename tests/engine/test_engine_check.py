@@ -1,0 +1,52 @@
+"""The engine checks themselves, on real engines, and the control that shows they can fail."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps_ray.checks.engine_check import check_engine, mode_specs
+from dps_ray.checks.process import run_engines
+from dps_ray.models.cache import cache_root
+from dps_ray.models.tiny import TINY, make_tiny
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+
+WITHOUT_ZEROING = """
+import dataclasses
+
+from dps_ray.memory.manager import MemoryManager
+
+apply = MemoryManager.apply
+
+
+def apply_without_zeroing(self, command, fence):
+    apply(self, dataclasses.replace(command, zero=()), fence)
+
+
+MemoryManager.apply = apply_without_zeroing
+"""
+
+
+def test_every_engine_check_holds_on_every_architecture() -> None:
+    said: list[str] = []
+    report = check_engine(tuple(TINY), cache_root(), cycles=10, say=said.append)
+    assert report.ok, [name for name, passed in report.checks.items() if not passed]
+    assert report.figures["burst"]["preemptions_plain"] > 0
+    assert any("tp=2" in name for name in report.checks)
+    used = {fmt for run in report.figures["modes"].values() for fmt in run["formats"]}
+    assert used == {"e4m3", "e5m2", "e4m3_row"}
+
+
+def test_lent_memory_that_is_not_zeroed_shows_in_the_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny("qwen3", cache_root())
+    *_, static, elastic = mode_specs("control", folder, 1)
+    expected: dict[str, Any] = run_engines([static])[0]
+    # Python imports this module in every process it starts, before anything else.
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_ZEROING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    mutant = run_engines([elastic])[0]
+    assert mutant["units_lent"] > 0
+    assert mutant["nans"] > 0 or mutant["logprobs"] != expected["logprobs"]
