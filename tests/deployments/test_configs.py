@@ -57,3 +57,12 @@ def test_config_bounds_what_a_replica_takes_and_lets_streams_end(path: Path) -> 
     assert batch <= deployment["max_ongoing_requests"] <= 10 * batch
     assert deployment["graceful_shutdown_timeout_s"] >= 60
     assert deployment["health_check_period_s"] <= 2
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in CONFIGS if path.stem != "local"], ids=lambda path: path.stem
+)
+def test_replica_that_stops_outlives_its_longest_stream(path: Path) -> None:
+    stream_s = yaml.safe_load(path.read_text())["http_options"]["request_timeout_s"]
+    deployment = fleet_args(path).llm_config["deployment_config"]
+    assert deployment["graceful_shutdown_timeout_s"] > stream_s
