@@ -56,8 +56,13 @@ def run(args: argparse.Namespace) -> int:
         with running_fleet(config, _model_source(args, config)) as fleet:
             started_s = time.monotonic()
             fleet.wait_until_ready(args.start_timeout_s, lambda text: say(args, f"... {text}"))
-            report.figures["start_s"] = round(time.monotonic() - started_s, 1)
-            say(args, f"ready at {fleet.url}: {len(trace)} requests in {trace[-1].arrival_s:.0f} s")
+            start_s = time.monotonic() - started_s
+            report.figures["start_s"] = round(start_s, 1)
+            say(
+                args,
+                f"ready at {fleet.url} after {start_s:.0f} s: {len(trace)} requests in "
+                f"{trace[-1].arrival_s:.0f} s",
+            )
             view = LiveView(sys.stderr if args.json else sys.stdout, config.replicas)
             session = asyncio.run(
                 run_session(

@@ -24,7 +24,7 @@ from dps_ray.demo.processes import (
 from dps_ray.demo.serve_config import FleetConfig, free_port
 
 POLL_S = 0.5
-STOP_GRACE_S = 20.0
+STOP_GRACE_S = 8.0
 RAY_START_TIMEOUT_S = 60.0
 OBJECT_STORE_BYTES = 100 << 20
 LOG_TAIL_LINES = 30
