@@ -16,8 +16,8 @@ class DpsConfigError(ValueError):
 class DpsOptions(BaseModel):
     """Every knob of one replica's elastic memory, with units in the names.
 
-    The defaults serve a GPU or CPU replica without tuning; ``dps-ray tune`` and the README say
-    when to change them.
+    The defaults serve a replica without tuning; ``dps_ray/scheduling/README.md`` gives the reason
+    for each threshold.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -85,7 +85,6 @@ class Rank:
         section["elastic_blocks"] = geometry.elastic_blocks
         section["blocks_per_unit"] = geometry.blocks_per_unit
         section["units"] = geometry.num_units
-        section["residual_bytes"] = self.arena.used_bytes
         logger.info(
             "dps rank %d: %d base + %d elastic KV blocks, %d units of %.2f MiB, residual %.1f MiB",
             self.index, geometry.base_blocks, geometry.elastic_blocks, geometry.num_units,
@@ -132,6 +131,8 @@ class Rank:
         if self.memory is not None:
             self.memory.close()
             self.memory = None
+        # The region closes the arena with it; a rank that never built one still holds the range.
+        self.arena.close()
 
     def _residual_intact(self) -> bool:
         assert self.memory is not None

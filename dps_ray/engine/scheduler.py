@@ -44,9 +44,9 @@ class ElasticScheduling(_Mixin):
                 "kv_cache_memory_bytes only"
             )
         lendable_units = shape.units if shape.elastic_blocks else 0
-        ledger = UnitLedger(lendable_units, max(shape.blocks_per_unit, 1), binding=options.binding)
+        ledger = UnitLedger(lendable_units, shape.blocks_per_unit, binding=options.binding)
         pool = ElasticBlockPool.make_elastic(
-            self.kv_cache_manager.block_pool, shape.base_blocks, max(shape.blocks_per_unit, 1)
+            self.kv_cache_manager.block_pool, shape.base_blocks, shape.blocks_per_unit
         )
         limits = SwitchLimits(
             high_watermark=options.high_watermark,

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dps_ray.config import DpsConfigError
-from dps_ray.engine.status import EngineStatus
 from dps_ray.modes import Mode, Pin
+from dps_ray.status import EngineStatus
 
 MAX_RANKS = 64
 MAX_UNITS = 1024
@@ -32,7 +32,6 @@ _RANK_FIELDS = (
     "elastic_blocks",
     "blocks_per_unit",
     "units",
-    "residual_bytes",
     "restored_bytes",
     "restore_busy_s",
     "restores_failed",
@@ -41,7 +40,7 @@ _RANK_FIELDS = (
 )
 _STATUS_FIELDS = tuple(field.name for field in fields(EngineStatus))
 _FAULT_BYTES = 240
-_HEADER = ("owner_pid", "owner_pid_namespace", "pin_request", "created_at_s")
+_HEADER = ("owner_pid", "owner_pid_namespace", "pin_request")
 _RANK_CELLS = len(_RANK_FIELDS) + MAX_UNITS
 _STATUS_START = len(_HEADER)
 _FAULT_START = _STATUS_START + len(_STATUS_FIELDS)
@@ -73,7 +72,6 @@ class StatusPage:
         page._cells[:_RANKS_START] = 0.0
         page._cells[0] = os.getpid()
         page._cells[1] = _pid_namespace()
-        page._cells[3] = time.time()
         return page
 
     @classmethod
