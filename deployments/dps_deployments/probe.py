@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from dps_deployments.ray_adapter import ReplicaIdentity
-from dps_ray.engine.status import EngineStatus
 from dps_ray.fleet.state import Health, ReplicaState, Source
 from dps_ray.modes import Mode
+from dps_ray.status import EngineStatus
 
 
 class ReplicaProbe:

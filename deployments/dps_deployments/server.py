@@ -14,9 +14,9 @@ from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import engine_client, replica_identity
 from dps_deployments.reporter import report_forever
 from dps_ray.config import parse_options
-from dps_ray.engine.status import EngineStatus
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.fleet.reporting import ReportOptions
+from dps_ray.status import EngineStatus
 
 FLEET_CONFIG_KEY = "dps_fleet"
 """Entry of ``LLMConfig.experimental_configs`` that carries ``ServerFleetOptions``."""

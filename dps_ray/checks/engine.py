@@ -11,8 +11,8 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 
 from dps_ray.checks.specs import EngineSpec
-from dps_ray.engine.status import EngineStatus
 from dps_ray.modes import Mode, Pin
+from dps_ray.status import EngineStatus
 
 
 @dataclass

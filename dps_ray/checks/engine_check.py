@@ -6,15 +6,15 @@ does not, in the same mode, to the last bit of every logprob.
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dps_ray.checks.process import run_engines
 from dps_ray.checks.specs import EngineSpec
-from dps_ray.cli.output import Report
-from dps_ray.models.tiny import TINY, make_tiny
+from dps_ray.models.tiny import make_tiny
+from dps_ray.report import Report
 
 AMPLE_KV_BYTES = 48 << 20
 BLOCK_TOKENS = 32
@@ -66,18 +66,18 @@ def check_engine(
         cycle = pool.submit(
             run_engines, _cycle_specs(burst_label, subjects[burst_label], cycles), 1800.0
         )
-        _judge_modes(report, modes, say)
+        for label, future in modes.items():
+            _judge_modes(report, label, future.result(), say)
         _judge_burst(report, burst.result(), say)
         _judge_cycles(report, cycle.result()[0], cycles, say)
     # Two ranks need both cores: one engine at a time.
     for label, folder in sharded.items():
-        done: Future[list[dict[str, Any]]] = Future()
-        done.set_result(run_engines(mode_specs(label, folder, 2)))
-        _judge_modes(report, {label: done}, say)
+        _judge_modes(report, label, run_engines(mode_specs(label, folder, 2)), say)
     return report
 
 
 def mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
+    """Four engines of one model: plain, full, forced fast on static and on elastic KV memory."""
     plain = EngineSpec(
         label=f"{label}: plain",
         model=str(folder),
@@ -124,35 +124,34 @@ def _cycle_specs(label: str, folder: Path, cycles: int) -> list[EngineSpec]:
 
 
 def _judge_modes(
-    report: Report, runs: dict[str, Future[list[dict[str, Any]]]], say: Callable[[str], None]
+    report: Report, label: str, runs: list[dict[str, Any]], say: Callable[[str], None]
 ) -> None:
-    for label, future in runs.items():
-        plain, full, static, elastic = future.result()
-        report.check(
-            f"{label}: full mode equals plain vLLM, tokens and logprobs", _same(plain, full)
-        )
-        report.check(f"{label}: full mode ran in full mode", full["status"]["tokens_fast"] == 0)
-        report.check(
-            f"{label}: forced fast on elastic KV equals forced fast on static KV",
-            _same(static, elastic),
-        )
-        report.check(f"{label}: elastic KV used lent memory", elastic["units_lent"] > 0)
-        report.check(f"{label}: fast mode is another precision", not _same(plain, static))
-        nans = [run["nans"] for run in (plain, full, static, elastic)]
-        report.check(f"{label}: no NaN", not any(nans))
-        report.figures.setdefault("modes", {})[label] = {
-            "formats": full["formats"],
-            "tokens": sum(map(len, plain["tokens"])),
-            "units_lent": elastic["units_lent"],
-            "nans": nans,
-        }
-        say(f"{label}: formats {full['formats']}, {elastic['units_lent']} units lent")
+    plain, full, static, elastic = runs
+    report.check(f"{label}: full mode equals plain vLLM, tokens and logprobs", _same(plain, full))
+    report.check(f"{label}: full mode ran in full mode", full["status"]["tokens_fast"] == 0)
+    report.check(
+        f"{label}: forced fast on elastic KV equals forced fast on static KV",
+        _same(static, elastic),
+    )
+    report.check(f"{label}: elastic KV used lent memory", elastic["units_lent"] > 0)
+    report.check(f"{label}: fast mode is another precision", not _same(plain, static))
+    nans = [run["nans"] for run in (plain, full, static, elastic)]
+    report.check(f"{label}: no NaN", not any(nans))
+    report.figures.setdefault("modes", {})[label] = {
+        "formats": full["formats"],
+        "tokens": sum(map(len, plain["tokens"])),
+        "units_lent": elastic["units_lent"],
+        "nans": nans,
+    }
+    say(f"{label}: formats {full['formats']}, {elastic['units_lent']} units lent")
 
 
 def _judge_burst(report: Report, runs: list[dict[str, Any]], say: Callable[[str], None]) -> None:
     plain, elastic = runs
-    report.check("burst: fewer preemptions than plain vLLM at the same memory",
-                 elastic["preemptions"] < plain["preemptions"])  # fmt: skip
+    report.check(
+        "burst: fewer preemptions than plain vLLM at the same memory",
+        elastic["preemptions"] < plain["preemptions"],
+    )
     report.check("burst: the replica returned to full mode", elastic["returned_to_full"])
     report.check(
         "burst: the restored residual equals the backup",
@@ -201,6 +200,3 @@ def _block_bytes(folder: Path) -> int:
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         per_block = BLOCK_TOKENS * 2 * config["num_key_value_heads"] * head
     return int(per_block * 2 * config["num_hidden_layers"])
-
-
-MODELS = tuple(TINY)

@@ -14,8 +14,9 @@ from dps_ray.bench.report import summarise, table
 from dps_ray.bench.slo import SloTarget
 from dps_ray.bench.trace_files import BUNDLED, read_trace
 from dps_ray.bench.traces import TraceRequest, resize, speed_up, window
-from dps_ray.cli.output import Report, add_json_flag, finish, say
+from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
+from dps_ray.report import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,9 +3,10 @@
 import argparse
 from pathlib import Path
 
-from dps_ray.checks.engine_check import MODELS, check_engine
+from dps_ray.checks.engine_check import check_engine
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.models.cache import cache_root
+from dps_ray.models.tiny import TINY
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--model",
         action="append",
-        choices=MODELS,
+        choices=tuple(TINY),
         help="tiny model to check; may be repeated (default: all)",
     )
     engine.add_argument(
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_engine(args: argparse.Namespace) -> int:
     """Run the engine checks; exit status 0 only when all hold."""
     report = check_engine(
-        args.model or MODELS,
+        args.model or tuple(TINY),
         args.root or cache_root(),
         cycles=args.cycles,
         say=lambda text: say(args, text),

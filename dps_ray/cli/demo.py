@@ -11,7 +11,7 @@ from types import FrameType
 import dps_deployments
 
 from dps_ray.bench.slo import SloTarget
-from dps_ray.cli.output import Report, add_json_flag, finish, say
+from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.demo.fleet import Fleet, FleetError, running_fleet
 from dps_ray.demo.live import LiveView
 from dps_ray.demo.load import DemoLoad
@@ -21,6 +21,7 @@ from dps_ray.demo.serve_config import FleetConfig, read_config
 from dps_ray.demo.session import DemoError, Session, run_session
 from dps_ray.models.cache import cache_root
 from dps_ray.models.smollm2 import FOLDER, prepare_smollm2
+from dps_ray.report import Report
 
 DEFAULT_CONFIG = Path(dps_deployments.__file__).parents[1] / "configs" / "local.yaml"
 START_TIMEOUT_S = 300.0

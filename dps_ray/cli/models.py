@@ -4,11 +4,12 @@ import argparse
 import time
 from pathlib import Path
 
-from dps_ray.cli.output import Report, add_json_flag, finish, say
+from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
 from dps_ray.models.cache import cache_root
 from dps_ray.models.smollm2 import prepare_smollm2
 from dps_ray.models.tiny import DTYPES, TINY, make_tiny
+from dps_ray.report import Report
 
 TINY_PREFIX = "tiny:"
 

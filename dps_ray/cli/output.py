@@ -3,33 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
-
-@dataclass
-class Report:
-    """Outcome of a command: what it asserts, and the figures it measured.
-
-    ``ok`` is true only while every check passed.
-    """
-
-    command: str
-    figures: dict[str, Any] = field(default_factory=dict)
-    checks: dict[str, bool] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        return all(self.checks.values())
-
-    def check(self, name: str, passed: bool) -> bool:
-        """Record one assertion; return whether it held."""
-        self.checks[name] = bool(passed)
-        return bool(passed)
-
-    def as_dict(self) -> Mapping[str, Any]:
-        return {"command": self.command, "ok": self.ok, "checks": self.checks, **self.figures}
+from dps_ray.report import Report
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:

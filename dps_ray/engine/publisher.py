@@ -4,11 +4,11 @@ import time
 
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.rank_reports import RankReports
-from dps_ray.engine.status import EngineStatus
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Mode
 from dps_ray.scheduling.states import UnitState
 from dps_ray.scheduling.sum_manager import SumManager
+from dps_ray.status import EngineStatus
 
 
 class StatusPublisher:

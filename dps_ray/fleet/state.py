@@ -9,8 +9,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-from dps_ray.engine.status import EngineStatus
 from dps_ray.modes import Mode, Pin
+from dps_ray.status import EngineStatus
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0.0)]

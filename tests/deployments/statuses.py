@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from dps_ray.engine.status import EngineStatus
 from dps_ray.modes import Mode, Pin
+from dps_ray.status import EngineStatus
 
 IDLE = EngineStatus(
     sequence=1,

@@ -12,9 +12,9 @@ import pytest
 import ray
 from ray import serve
 
-from dps_ray.engine.status import EngineStatus
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Pin
+from dps_ray.status import EngineStatus
 
 from .cheap import CONTROLLER_APP, cheap_app, page_key
 from .conftest import Cluster

@@ -5,10 +5,10 @@ from dps_deployments.hints import from_stats, to_stats
 from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import ReplicaIdentity
 
-from dps_ray.engine.status import EngineStatus
 from dps_ray.fleet.routing import Hint
 from dps_ray.fleet.state import Health, Source
 from dps_ray.modes import Mode
+from dps_ray.status import EngineStatus
 
 from .statuses import IDLE, RESTORING
 

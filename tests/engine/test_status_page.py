@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_ray.config import DpsConfigError
-from dps_ray.engine.status import EngineStatus
 from dps_ray.engine.status_page import MAX_RANKS, MAX_UNITS, StatusPage, remove_orphans
 from dps_ray.modes import Mode, Pin
+from dps_ray.status import EngineStatus
 
 PUBLICATIONS = 20_000
 READER = """

@@ -5,9 +5,9 @@ from dataclasses import fields
 import pytest
 from pydantic import ValidationError
 
-from dps_ray.engine.status import EngineStatus
 from dps_ray.fleet.state import Health, ReplicaState, Source
 from dps_ray.modes import Mode, Pin
+from dps_ray.status import EngineStatus
 
 from .builders import replica_state
 
