@@ -1,0 +1,1 @@
+"""Triton kernels on nested weights: made for Hopper, correct from SM 8.0 on."""
