@@ -100,7 +100,7 @@ def kernels() -> list[Extension]:
     """The extension, on the platforms whose compilers take its flags."""
     if platform.system() != "Linux":
         return []
-    names = [BINDING, "portable.cpp", "dispatch.cpp"]
+    names = [BINDING, "portable.cpp", "dispatch.cpp", "stream.cpp"]
     if platform.machine() == "x86_64":
         names += ISA_FLAGS
     headers = [str(CSRC / name) for name in ("kernels.h", "scalar.h", "generic.inl")]

@@ -1,4 +1,4 @@
-"""``dps-ray bench``: replay a trace against an OpenAI-compatible server, report SLO metrics."""
+"""``dps-ray bench``: replays of traces with SLO metrics; the other benchmarks' modules."""
 
 import argparse
 import asyncio
@@ -14,6 +14,7 @@ from dps_ray.bench.report import summarise, table
 from dps_ray.bench.slo import SloTarget
 from dps_ray.bench.trace_files import BUNDLED, read_trace
 from dps_ray.bench.traces import TraceRequest, resize, speed_up, window
+from dps_ray.cli import bench_kernels
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
 from dps_ray.report import Report
@@ -32,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=Path, help="folder for summary.json and requests.jsonl")
     add_json_flag(command)
     command.set_defaults(run=run)
+    bench_kernels.add_arguments(
+        actions.add_parser("kernels", help="nested GEMMs beside the stock kernels they replace")
+    )
 
 
 def _add_trace_arguments(command: argparse.ArgumentParser) -> None:

@@ -233,6 +233,17 @@ Tensor moe(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& 
   return parts.size() == 1 ? parts[0] : at::cat(parts);
 }
 
+int64_t read_all(const Tensor& data) {
+  const auto* first = static_cast<const uint8_t*>(data.const_data_ptr());
+  const int64_t size = data.numel() * data.element_size();
+  std::atomic<uint64_t> folded{0};
+  at::parallel_for(0, size, std::max<int64_t>(size / at::get_num_threads(), 1 << 16),
+                   [&](int64_t from, int64_t to) {
+                     folded ^= dps::read_lines(first + from, to - from);
+                   });
+  return static_cast<int64_t>(folded.load());
+}
+
 std::string isa() { return dps::kernels().name; }
 
 }  // namespace
@@ -245,6 +256,7 @@ TORCH_LIBRARY(dps_kernels, m) {
   m.def("moe(Tensor x, Tensor upper13, Tensor? lower13, bool e5m2_13, Tensor? row_shift13, "
         "Tensor upper2, Tensor? lower2, bool e5m2_2, Tensor? row_shift2, Tensor topk_weights, "
         "Tensor topk_ids) -> Tensor");
+  m.def("read_all(Tensor data) -> int");
   m.def("isa() -> str", isa);
 }
 
@@ -253,4 +265,5 @@ TORCH_LIBRARY_IMPL(dps_kernels, CPU, m) {
   m.impl("linear_16bit", linear_16bit);
   m.impl("reconstruct", reconstruct);
   m.impl("moe", moe);
+  m.impl("read_all", read_all);
 }

@@ -67,6 +67,10 @@ const Kernels& portable_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 
+// Fetches every cache line of [data, data + size) and folds a word of each into the result: the
+// fastest way to read memory once, which is the measure of kernels that read weights once.
+uint64_t read_lines(const uint8_t* data, int64_t size);
+
 // The best set this CPU runs. DPS_KERNELS_ISA=portable|avx2|avx512 lowers the choice.
 const Kernels& kernels();
 

@@ -9,6 +9,7 @@ from dps_kernels.linear import linear, linear_16bit
 from dps_kernels.moe import moe
 from dps_kernels.planes import ROW_MAJOR, Packing, Planes
 from dps_kernels.reconstruct import reconstruct
+from dps_kernels.stream import read_all
 
 __all__ = [
     "ROW_MAJOR",
@@ -19,5 +20,6 @@ __all__ = [
     "linear",
     "linear_16bit",
     "moe",
+    "read_all",
     "reconstruct",
 ]

@@ -1,0 +1,1 @@
+"""``dps-ray bench kernels``: nested GEMMs beside the stock kernels that they replace."""

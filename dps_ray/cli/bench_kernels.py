@@ -1,0 +1,107 @@
+"""``dps-ray bench kernels``: nested GEMMs beside the stock kernels, interleaved in one process."""
+
+import argparse
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from dps_ray.bench.kernels.shapes import SHAPES, TOKENS, find_shapes
+from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.config import DpsConfigError
+from dps_ray.report import Report
+
+if TYPE_CHECKING:
+    from dps_ray.bench.kernels.measure import KernelBench
+
+DTYPES = ("bfloat16", "float16")
+FORMATS = ("chosen", "e4m3", "e4m3_row", "e5m2")
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--device", choices=("cpu",), default="cpu")
+    command.add_argument(
+        "--shapes",
+        nargs="+",
+        default=sorted({shape.name.split(".")[0] for shape in SHAPES}),
+        help=f"ROWSxCOLUMNS, a model, or of {', '.join(shape.name for shape in SHAPES)}",
+    )
+    command.add_argument(
+        "--tokens", nargs="+", type=int, default=list(TOKENS), help="values of M (%(default)s)"
+    )
+    command.add_argument(
+        "--formats",
+        nargs="+",
+        choices=FORMATS,
+        default=["chosen"],
+        help="nested formats; 'chosen': the one the engine would take (default)",
+    )
+    command.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
+    command.add_argument(
+        "--working-set-gb",
+        type=float,
+        default=1.5,
+        help="weights that calls go round, all contenders together, 10^9 bytes: keep it above the "
+        "last-level cache (%(default)s)",
+    )
+    command.add_argument(
+        "--row-s", type=float, default=1.5, help="time of one row, seconds (%(default)s)"
+    )
+    command.add_argument("--max-rounds", type=int, default=25, help="of one row (%(default)s)")
+    add_json_flag(command)
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    # vLLM logs to standard output, which belongs to the table or to the JSON object.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from dps_ray.bench.kernels import table
+    from dps_ray.bench.kernels.measure import run_bench
+
+    bench = _bench(args)
+    report = Report("bench kernels", _machine())
+    say(args, ", ".join(f"{key} {value}" for key, value in report.figures.items()))
+    say(args, table.HEADER)
+    rows, checks = run_bench(
+        bench,
+        importlib.import_module("dps_ray.bench.kernels.subject_cpu").make_subject,
+        lambda: None,
+        lambda row: say(args, table.line(row)),
+        lambda text: say(args, text),
+    )
+    report.figures["rows"] = rows
+    for label, held in checks.items():
+        report.check(label, held)
+    return finish(args, report)
+
+
+def _bench(args: argparse.Namespace) -> "KernelBench":
+    import torch
+
+    from dps_ray.bench.kernels.measure import KernelBench
+    from dps_ray.bench.kernels.rounds import Pace
+
+    for tokens in args.tokens:
+        if tokens < 1:
+            raise DpsConfigError(f"--tokens has {tokens}: give numbers of at least 1")
+    if not args.working_set_gb > 0 or not args.row_s > 0:
+        raise DpsConfigError("--working-set-gb and --row-s: give numbers above 0")
+    return KernelBench(
+        shapes=find_shapes(args.shapes),
+        tokens=args.tokens,
+        formats=[None if name == "chosen" else name for name in args.formats],
+        dtype=getattr(torch, args.dtype),
+        working_set_bytes=int(args.working_set_gb * 1e9),
+        pace=Pace(max_rounds=max(args.max_rounds, Pace.min_rounds), row_s=args.row_s),
+    )
+
+
+def _machine() -> dict[str, Any]:
+    import dps_kernels
+    import torch
+
+    return {
+        "device": "cpu",
+        "isa": dps_kernels.isa(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
