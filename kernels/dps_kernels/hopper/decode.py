@@ -2,8 +2,9 @@
 
 Planes are stored in the ``k16`` layout: ``phys[4t+2j1+j0] = logical[8j1+2t+j0]`` in 16 columns.
 Thread ``t`` of a tensor-core fragment needs columns 2t, 2t+1, 2t+8 and 2t+9 of a row, which that
-order makes four adjacent bytes: one register, decoded four weights at a time by the PTX here, whose
-two results are the fragment. Bringing the columns back into logical order is then only a renaming.
+order makes one aligned 32-bit word: loaded as such, decoded four weights at a time by the PTX here,
+and its two results are the fragment. Bringing the columns back into logical order only renames
+registers. Tiles of bytes would be packed across rows and lie unswizzled in shared memory.
 
 ``SM`` is the compute capability compiled for. 0 selects plain Triton operations with the same
 results, for the interpreter, which runs no PTX.
@@ -12,92 +13,123 @@ results, for the interpreter, which runs no PTX.
 import triton
 import triton.language as tl
 
-# Operands: $0 and $1 the results, then the upper bytes and, in full mode, the lower bytes.
+# Operands: $0 to $3 the four weights, $4 the upper bytes and, in full mode, $5 the lower bytes.
 
 # Four codes at once. The magnitude of a code is never below its parity bit, so that no byte borrows
 # from its neighbour; without its sign, no byte leaves a one where its own bit 6 must be clear.
 FULL_E4M3 = tl.constexpr("""{
-    .reg .b32 parity, magnitude, high;
-    shr.u32 parity, $3, 7;
+    .reg .b32 parity, magnitude, high, first, second;
+    shr.u32 parity, $5, 7;
     and.b32 parity, parity, 0x01010101;
-    and.b32 magnitude, $2, 0x7f7f7f7f;
+    and.b32 magnitude, $4, 0x7f7f7f7f;
     sub.u32 magnitude, magnitude, parity;
     shr.u32 magnitude, magnitude, 1;
-    lop3.b32 high, $2, magnitude, 0x80808080, 0xe4;
-    prmt.b32 $0, $3, high, 0x5140;
-    prmt.b32 $1, $3, high, 0x7362;
+    lop3.b32 high, $4, magnitude, 0x80808080, 0xe4;
+    prmt.b32 first, $5, high, 0x5140;
+    prmt.b32 second, $5, high, 0x7362;
+    mov.b32 {$0, $1}, first;
+    mov.b32 {$2, $3}, second;
 }""")
 
 FULL_E5M2 = tl.constexpr("""{
     .reg .b32 first, second;
-    prmt.b32 first, $3, $2, 0x5140;
-    prmt.b32 second, $3, $2, 0x7362;
-    sub.u32 $0, first, 0x00800080;
-    sub.u32 $1, second, 0x00800080;
+    prmt.b32 first, $5, $4, 0x5140;
+    prmt.b32 second, $5, $4, 0x7362;
+    sub.u32 first, first, 0x00800080;
+    sub.u32 second, second, 0x00800080;
+    mov.b32 {$0, $1}, first;
+    mov.b32 {$2, $3}, second;
 }""")
 
 # An FP16 half is the code's sign and top six bits in one byte, its last bit on top of the other.
 FAST_E4M3 = tl.constexpr("""{
-    .reg .b32 magnitude, high, low;
-    and.b32 magnitude, $2, 0x7f7f7f7f;
+    .reg .b32 magnitude, high, low, first, second;
+    and.b32 magnitude, $4, 0x7f7f7f7f;
     shr.u32 magnitude, magnitude, 1;
-    lop3.b32 high, $2, magnitude, 0x80808080, 0xe4;
-    shl.b32 low, $2, 7;
+    lop3.b32 high, $4, magnitude, 0x80808080, 0xe4;
+    shl.b32 low, $4, 7;
     and.b32 low, low, 0x80808080;
-    prmt.b32 $0, low, high, 0x5140;
-    prmt.b32 $1, low, high, 0x7362;
+    prmt.b32 first, low, high, 0x5140;
+    prmt.b32 second, low, high, 0x7362;
+    mov.b32 {$0, $1}, first;
+    mov.b32 {$2, $3}, second;
 }""")
 
 # The conversion of SM 8.9 and later gives the code's own value, 2^8 times the weight.
 FAST_E4M3_SM89 = tl.constexpr("""{
-    .reg .b16 first, second;
-    mov.b32 {first, second}, $2;
-    cvt.rn.f16x2.e4m3x2 $0, first;
-    cvt.rn.f16x2.e4m3x2 $1, second;
+    .reg .b16 low, high;
+    .reg .b32 first, second;
+    mov.b32 {low, high}, $4;
+    cvt.rn.f16x2.e4m3x2 first, low;
+    cvt.rn.f16x2.e4m3x2 second, high;
+    mov.b32 {$0, $1}, first;
+    mov.b32 {$2, $3}, second;
 }""")
 
 FAST_E5M2 = tl.constexpr("""{
-    prmt.b32 $0, $2, 0, 0x1404;
-    prmt.b32 $1, $2, 0, 0x3424;
+    .reg .b32 first, second;
+    prmt.b32 first, $4, 0, 0x1404;
+    prmt.b32 second, $4, 0, 0x3424;
+    mov.b32 {$0, $1}, first;
+    mov.b32 {$2, $3}, second;
 }""")
+
+FOUR_HALVES = tl.constexpr((tl.float16, tl.float16, tl.float16, tl.float16))
 
 
 @triton.jit
 def decode_full(upper, lower, E5M2: tl.constexpr, SM: tl.constexpr):
-    """FP16 weights from both bytes, in the order of the bytes."""
+    """Four FP16 tiles from int32 words of both bytes: the first, second, third, fourth weight."""
     if SM == 0:
-        high = upper.to(tl.uint16)
-        low = lower.to(tl.uint16)
-        if E5M2:
-            bits = (high << 8 | low) - 0x80
-        else:
-            magnitude = ((high & 0x7F) - (low >> 7)) >> 1
-            bits = (high & 0x80 | magnitude) << 8 | low
-        return bits.to(tl.float16, bitcast=True)
+        return (
+            _full_byte(upper, lower, 0, E5M2),
+            _full_byte(upper, lower, 8, E5M2),
+            _full_byte(upper, lower, 16, E5M2),
+            _full_byte(upper, lower, 24, E5M2),
+        )
     PTX: tl.constexpr = FULL_E5M2 if E5M2 else FULL_E4M3
-    return tl.inline_asm_elementwise(PTX, "=r,=r,r,r", [upper, lower], tl.float16, True, 4)
+    return tl.inline_asm_elementwise(
+        PTX, "=h,=h,=h,=h,r,r", [upper, lower], FOUR_HALVES, is_pure=True, pack=1
+    )
 
 
 @triton.jit
 def decode_fast(upper, E5M2: tl.constexpr, SM: tl.constexpr):
-    """FP16 weights from the upper byte alone, in the order of the bytes; see ``unscale``."""
+    """Four FP16 tiles from int32 words of the upper bytes alone; see ``unscale``."""
     if SM == 0:
-        high = upper.to(tl.uint16)
-        if E5M2:
-            bits = high << 8
-        else:
-            bits = (high & 0x80) << 8 | (high & 0x7F) << 7
-        return bits.to(tl.float16, bitcast=True)
-    CODE: tl.constexpr = FAST_E4M3_SM89 if SM >= 89 else FAST_E4M3
-    PTX: tl.constexpr = FAST_E5M2 if E5M2 else CODE
-    return tl.inline_asm_elementwise(PTX, "=r,=r,r", [upper], tl.float16, True, 4)
+        return (
+            _fast_byte(upper, 0, E5M2),
+            _fast_byte(upper, 8, E5M2),
+            _fast_byte(upper, 16, E5M2),
+            _fast_byte(upper, 24, E5M2),
+        )
+    E4M3: tl.constexpr = FAST_E4M3_SM89 if SM >= 89 else FAST_E4M3
+    PTX: tl.constexpr = FAST_E5M2 if E5M2 else E4M3
+    return tl.inline_asm_elementwise(
+        PTX, "=h,=h,=h,=h,r", [upper], FOUR_HALVES, is_pure=True, pack=1
+    )
 
 
 @triton.jit
-def logical_k(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Columns of a ``k16`` tile [ROWS, COLUMNS] in logical order; no instruction in a GEMM."""
-    groups = tile.reshape(ROWS, COLUMNS // 16, 4, 2, 2)
-    return groups.permute(0, 1, 3, 2, 4).reshape(ROWS, COLUMNS)
+def _full_byte(upper, lower, SHIFT: tl.constexpr, E5M2: tl.constexpr):
+    high = (upper >> SHIFT) & 0xFF
+    low = (lower >> SHIFT) & 0xFF
+    if E5M2:
+        bits = (high << 8 | low) - 0x80
+    else:
+        magnitude = ((high & 0x7F) - (low >> 7)) >> 1
+        bits = (high & 0x80 | magnitude) << 8 | low
+    return bits.to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _fast_byte(upper, SHIFT: tl.constexpr, E5M2: tl.constexpr):
+    high = (upper >> SHIFT) & 0xFF
+    if E5M2:
+        bits = high << 8
+    else:
+        bits = (high & 0x80) << 8 | (high & 0x7F) << 7
+    return bits.to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -112,13 +144,16 @@ def weight_tile(
 ):
     """FP16 operand [ROWS, COLUMNS] of a ``tl.dot``, columns in logical order.
 
-    In fast mode ``lower`` is not looked at, and sums over the result are to be unscaled.
+    ``upper`` and ``lower`` are int32 words [ROWS, COLUMNS / 4] of ``k16`` planes. In fast mode
+    ``lower`` is not looked at, and sums over the result are to be unscaled.
     """
     if FULL:
-        stored = decode_full(upper, lower, E5M2, SM)
+        w00, w01, w10, w11 = decode_full(upper, lower, E5M2, SM)
     else:
-        stored = decode_fast(upper, E5M2, SM)
-    return logical_k(stored, ROWS, COLUMNS)
+        w00, w01, w10, w11 = decode_fast(upper, E5M2, SM)
+    words = tl.join(tl.join(w00, w01), tl.join(w10, w11))  # [ROWS, word, j0, j1]
+    groups = words.reshape(ROWS, COLUMNS // 16, 4, 2, 2)  # [ROWS, group, t, j0, j1]
+    return groups.permute(0, 1, 4, 2, 3).reshape(ROWS, COLUMNS)
 
 
 @triton.jit

@@ -19,15 +19,16 @@ from dps_ray.precision.formats import Format
 
 
 def prmt(a, b, selector):
+    b = np.broadcast_to(b, a.shape).copy()
     pool = np.concatenate([a.view(np.uint8).reshape(-1, 4), b.view(np.uint8).reshape(-1, 4)], 1)
-    picked = [pool[:, (selector >> 4 * byte) & 7] for byte in range(4)]
+    picked = [pool[:, (int(selector) >> 4 * byte) & 7] for byte in range(4)]
     return np.stack(picked, 1).copy().view(np.uint32)[:, 0]
 
 
 def lop3(a, b, c, table):
     out = np.zeros_like(a)
     for row in range(8):
-        if table >> row & 1:
+        if int(table) >> row & 1:
             terms = [v if row >> place & 1 else ~v for v, place in ((a, 2), (b, 1), (c, 0))]
             out |= terms[0] & terms[1] & terms[2]
     return out
@@ -50,34 +51,29 @@ OPERATIONS = {
 }
 
 
-def execute(ptx, inputs):
-    """Run PTX on arrays of registers; ``inputs`` are operands $2, $3. Gives $0 and $1."""
-    registers = {f"${2 + i}": value for i, value in enumerate(inputs)}
+def execute(ptx, upper, lower):
+    """Run PTX on arrays of registers; gives the 16-bit results $0 to $3."""
+    registers = {"$4": upper, "$5": lower}
     for line in ptx.value.strip("{} \n").split(";"):
         if not line.strip() or ".reg" in line:
             continue
         name, operands = line.split(maxsplit=1)
         if name == "mov.b32":
-            halves, source = re.fullmatch(r"\{(.*)\}, (\$\d)", operands.strip()).groups()
+            halves, source = re.fullmatch(r"\{(.*)\}, (\S+)", operands.strip()).groups()
             both = registers[source].view(np.uint16).reshape(-1, 2)
             registers.update(zip(halves.split(", "), both.T, strict=True))
             continue
         target, *sources = (text.strip() for text in operands.split(","))
-        values = [registers[s] if s in registers else int(s, 0) for s in sources]
-        last = name in ("prmt.b32", "lop3.b32")  # a literal that says how, not a register
-        full = [
-            np.full_like(inputs[0], v) if isinstance(v, int) and not (last and i == len(values) - 1)
-            else v
-            for i, v in enumerate(values)
-        ]  # fmt: skip
-        registers[target] = OPERATIONS[name](*full)
-    return registers["$0"], registers["$1"]
+        registers[target] = OPERATIONS[name](
+            *(registers[s] if s in registers else np.uint32(int(s, 0)) for s in sources)
+        )
+    return [registers[f"${i}"] for i in range(4)]
 
 
-def run(ptx, *planes):
-    first, second = execute(ptx, [p.numpy().reshape(-1).view(np.uint32) for p in planes])
-    pairs = np.stack([first, second], 1).view(np.uint16).view(np.int16)
-    return torch.from_numpy(pairs.reshape(planes[0].shape).copy())
+def run(ptx, upper, lower):
+    words = [p.numpy().reshape(-1).view(np.uint32) for p in (upper, lower)]
+    halves = np.stack(execute(ptx, *words), 1).view(np.int16)
+    return torch.from_numpy(halves.reshape(upper.shape).copy())
 
 
 @pytest.fixture(scope="module")
@@ -122,4 +118,4 @@ def test_fast_decoder_gives_the_reference_values(every_pair, ptx, fmt, scale):
     largest = 0x7E if fmt is Format.E4M3 else 0x7B
     upper = torch.where(upper & 0x7F > largest, 0, upper)  # no encoder makes a NaN
     want = (expected(upper, lower, fmt, False).float() * scale).to(torch.float16)
-    assert torch.equal(run(ptx, upper), want.view(torch.int16))
+    assert torch.equal(run(ptx, upper, lower), want.view(torch.int16))

@@ -14,18 +14,12 @@ FORMATS = [Format.E4M3, Format.E5M2]
 
 @triton.jit
 def decode_tile(
-    upper,
-    lower,
-    out,
-    E5M2: tl.constexpr,
-    FULL: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    upper, lower, out, E5M2: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = row[:, None] * COLS + tl.arange(0, COLS)[None, :]
-    tile = decode.weight_tile(tl.load(upper + at), tl.load(lower + at), E5M2, FULL, 0, ROWS, COLS)
-    tl.store(out + at, tile)
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    at = row * (K // 4) + tl.arange(0, K // 4)[None, :]
+    tile = decode.weight_tile(tl.load(upper + at), tl.load(lower + at), E5M2, FULL, 0, ROWS, K)
+    tl.store(out + row * K + tl.arange(0, K)[None, :], tile)
 
 
 def k16(plane):
@@ -40,10 +34,10 @@ def k16(plane):
 
 def run(upper, lower, fmt, full):
     out = torch.empty(upper.shape, dtype=torch.float16)
+    words = [k16(plane).view(torch.int32) for plane in (upper, lower)]
+    columns = upper.shape[1]
     grid = (upper.shape[0] // 64,)
-    decode_tile[grid](
-        k16(upper), k16(lower), out, fmt is Format.E5M2, full, ROWS=64, COLS=upper.shape[1]
-    )
+    decode_tile[grid](*words, out, fmt is Format.E5M2, full, ROWS=64, K=columns)
     return out
 
 
