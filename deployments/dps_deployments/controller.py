@@ -98,7 +98,7 @@ class FleetController:
             while True:
                 self._aggregate.tick()
                 if self._aggregate.version != version:
-                    return self._publication().model_dump(mode="json")
+                    return self._publication(version).model_dump(mode="json")
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return None
@@ -122,10 +122,10 @@ class FleetController:
             "replicas": [entry.model_dump(mode="json") for entry in snapshot.entries],
         }
 
-    def _publication(self) -> Publication:
+    def _publication(self, since: int | None) -> Publication:
         ageing = self._options.ageing
         return Publication(
-            snapshot=self._aggregate.snapshot(),
+            snapshot=self._aggregate.changes_since(since),
             routing=self._options.routing,
             freshness=FreshnessOptions(
                 stale_after_s=ageing.stale_after_s, forget_after_s=ageing.forget_after_s

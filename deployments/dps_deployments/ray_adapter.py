@@ -31,6 +31,7 @@ __all__ = [
     "RequestRouter",
     "RunningReplica",
     "engine_client",
+    "node_id",
     "replica_identity",
     "request_id",
     "resolve_method",
@@ -56,8 +57,13 @@ def replica_identity() -> ReplicaIdentity:
     return ReplicaIdentity(
         replica_id=replica_id.unique_id,
         deployment=f"{replica_id.deployment_id.app_name}#{replica_id.deployment_id.name}",
-        node_id=ray.get_runtime_context().get_node_id(),
+        node_id=node_id(),
     )
+
+
+def node_id() -> str:
+    """Node that this process runs on."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 async def resolve_method(app: str, deployment: str, method: str) -> DeploymentHandle:

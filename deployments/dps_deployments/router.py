@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-import random
 import time
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 from pydantic import ValidationError
 
 from dps_deployments.controller_client import (
@@ -19,13 +20,19 @@ from dps_deployments.ray_adapter import (
     ReplicaID,
     RequestRouter,
     RunningReplica,
+    node_id,
     request_id,
     routing_stats,
 )
+from dps_deployments.requests import BadRequestError, ask_of
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.publication import Publication
-from dps_ray.fleet.view import FleetView, Peer
+from dps_ray.fleet.routing import Peer
+from dps_ray.fleet.view import NO_ASK, FleetView
 
 LISTEN_S = 10.0
+RANKS = 16
+"""Replicas offered to one request at a time."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -53,8 +60,9 @@ class DpsRouter(RequestRouter):
             Version of this code. Serve keeps a router class until the kwargs differ, so that a
             new release without a new revision would go on running the old class.
         """
-        self._view = FleetView()
-        self._rng = random.Random()
+        self._view = FleetView(np.random.default_rng(), node_id())
+        # By the future that Serve keeps as long as the request is being placed.
+        self._asks: WeakKeyDictionary[asyncio.Future[Any], Ask] = WeakKeyDictionary()
         self._client = ControllerClient(
             controller_app, caller=f"router of {self.app_name} ({revision})"
         )
@@ -63,7 +71,16 @@ class DpsRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take over Serve's replica set; the first call starts listening to the controller."""
         super().update_replicas(replicas)
-        self._view.retain({replica_id.unique_id for replica_id in self.curr_replicas})
+        self._by_id = {replica.replica_id.unique_id: replica for replica in replicas}
+        peers = [
+            Peer(
+                replica_id=replica.replica_id.unique_id,
+                node_id=replica.node_id,
+                hint=from_stats(routing_stats(replica)),
+            )
+            for replica in replicas
+        ]
+        self._view.offer(peers, time.monotonic())
         if self._listening is None:
             self._listening = asyncio.get_running_loop().create_task(self._listen())
 
@@ -72,36 +89,55 @@ class DpsRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Rank all replicas, one per rank, most wanted first."""
-        by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        """Rank the best replicas, one per rank, most wanted first.
+
+        Serve calls again after a pause when all of them refuse; by then the refusals count.
+        """
         now_s = time.monotonic()
-        candidates = self._view.candidates(map(self._peer, candidate_replicas), now_s)
-        order = self._view.policy.decide(candidates, self._rng).order
-        if pending_request is not None:
-            if order:
-                self._view.in_flight.pick(request_id(pending_request), order[0], now_s)
-            # All replicas have been offered: trying again at once would change nothing.
-            pending_request.routing_context.should_backoff = True
-        return [[by_id[replica_id]] for replica_id in order]
+        if pending_request is None:
+            order = self._view.decide(now_s, limit=RANKS).order
+            return [[self._by_id[replica_id]] for replica_id in order]
+        try:
+            ask = self._ask_of(pending_request)
+        except BadRequestError as error:
+            return self._refuse(pending_request, error)
+        name = request_id(pending_request)
+        decision = self._view.decide(now_s, ask, limit=RANKS)
+        if decision.order:
+            self._view.pick(name, decision.order[0], now_s)
+        # The best replicas have been offered: trying again at once would change nothing.
+        pending_request.routing_context.should_backoff = True
+        return [[self._by_id[replica_id]] for replica_id in decision.order]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
         """A replica has accepted the request."""
-        self._view.in_flight.accept(
-            request_id(pending_request), replica_id.unique_id, time.monotonic()
-        )
+        name = request_id(pending_request)
+        ask = self._asks.get(pending_request.future, NO_ASK)
+        self._view.accept(name, replica_id.unique_id, time.monotonic(), ask)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """The request has left the replica: answered, failed, cancelled or refused."""
-        self._view.in_flight.finish(internal_request_id, replica_id.unique_id, time.monotonic())
+        self._view.finish(internal_request_id, replica_id.unique_id, time.monotonic())
 
-    def _peer(self, replica: RunningReplica) -> Peer:
-        return Peer(
-            replica_id=replica.replica_id.unique_id,
-            queue_len=self.replica_queue_len_cache.get(replica.replica_id),
-            hint=from_stats(routing_stats(replica)),
-        )
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        """A replica has said how many requests it has."""
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        self._view.note_queue_len(replica_id.unique_id, num_ongoing_requests)
+
+    def _ask_of(self, pending_request: PendingRequest) -> Ask:
+        ask = self._asks.get(pending_request.future)
+        if ask is None:
+            ask = self._asks[pending_request.future] = ask_of(pending_request)
+        return ask
+
+    def _refuse(
+        self, pending_request: PendingRequest, error: Exception
+    ) -> list[list[RunningReplica]]:
+        """End a request with an error; Serve looks for that only once it is offered a replica."""
+        pending_request.future.set_exception(error)
+        return [[next(iter(self._by_id.values()))]]
 
     async def _listen(self) -> None:
         while True:

@@ -44,6 +44,9 @@ class FleetAggregate:
         self._table = StateTable()
         self._version = first_version
         self._published_at_s = clock()
+        self._first_version = first_version
+        # Version in which each replica's latest report is or will be published.
+        self._changed_in: dict[str, int] = {}
         self._unpublished = False
         self.verdicts = dict.fromkeys(Verdict, 0)
         """Reports since start, by what became of them."""
@@ -61,6 +64,8 @@ class FleetAggregate:
         """Take in one report; a transition becomes visible in ``version`` at once."""
         verdict = self._table.apply(state, self._clock())
         self.verdicts[verdict] += 1
+        if verdict.accepted:
+            self._changed_in[state.replica_id] = self._version + 1
         if verdict is Verdict.TRANSITION:
             self._publish()
         elif verdict is Verdict.REFRESH:
@@ -80,12 +85,30 @@ class FleetAggregate:
         now_s = self._clock()
         vanished = self._table.forget(now_s, self._options)
         waited = now_s - self._published_at_s >= self._options.publish_period_s
+        for replica_id in vanished:
+            del self._changed_in[replica_id]
         if vanished or (self._unpublished and waited):
             self._publish()
 
     def snapshot(self) -> FleetSnapshot:
         """The fleet as known now; ages and standings are current."""
         entries = tuple(self._table.entries(self._clock(), self._options))
+        return FleetSnapshot(version=self._version, entries=entries)
+
+    def changes_since(self, version: int | None) -> FleetSnapshot:
+        """The replicas heard since a version; all of them for one that is not of this controller.
+
+        Between two versions a reader ages what it has by its own clock, so a replica that has not
+        been heard again has nothing new to say.
+        """
+        if version is None or not self._first_version <= version <= self._version:
+            return self.snapshot()
+        now_s = self._clock()
+        entries = tuple(
+            self._table.entry(replica_id, now_s, self._options)
+            for replica_id, changed_in in self._changed_in.items()
+            if changed_in > version
+        )
         return FleetSnapshot(version=self._version, entries=entries)
 
     def _publish(self) -> None:

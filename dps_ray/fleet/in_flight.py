@@ -21,7 +21,8 @@ class _Placement:
 class InFlight:
     """Open requests by replica, and how many there were at any recent moment.
 
-    Every method takes the caller's clock reading, monotonic seconds.
+    Methods take the caller's clock reading, monotonic seconds, and those that change something
+    return the replicas whose count has changed.
 
     Parameters
     ----------
@@ -37,41 +38,45 @@ class InFlight:
         # Picks in the order they were made, so that the oldest is always looked at first.
         self._pending: dict[str, float] = {}
 
-    def pick(self, request_id: str, replica_id: str, now_s: float) -> None:
+    def pick(self, request_id: str, replica_id: str, now_s: float) -> list[str]:
         """Count the request against the replica it is about to be sent to."""
-        self._place(request_id, _Placement(replica_id, accepted=False), now_s)
+        changed = self._place(request_id, _Placement(replica_id, accepted=False), now_s)
         self._pending[request_id] = now_s
+        return changed
 
-    def accept(self, request_id: str, replica_id: str, now_s: float) -> None:
+    def accept(self, request_id: str, replica_id: str, now_s: float) -> list[str]:
         """Note which replica took the request: it may be another than the one picked."""
-        self._place(request_id, _Placement(replica_id, accepted=True), now_s)
+        return self._place(request_id, _Placement(replica_id, accepted=True), now_s)
 
-    def finish(self, request_id: str, replica_id: str, now_s: float) -> None:
+    def finish(self, request_id: str, replica_id: str, now_s: float) -> list[str]:
         """Forget the request, provided that it is (still) placed on this replica.
 
         A refusal by one replica ends a placement there while the request goes on elsewhere.
         """
         placement = self._placements.get(request_id)
         if placement is not None and placement.replica_id == replica_id:
-            self._remove(request_id, now_s)
+            return self._remove(request_id, now_s)
+        return []
 
     def count(self, replica_id: str) -> int:
         """Open requests on the replica."""
         history = self._histories.get(replica_id)
         return history.latest if history is not None else 0
 
-    def added_since(self, replica_id: str, since_s: float) -> int:
-        """Open requests now less those open at ``since_s``; negative when more have finished."""
+    def count_at(self, replica_id: str, at_s: float) -> int:
+        """Open requests on the replica at a recent moment."""
         history = self._histories.get(replica_id)
-        return history.latest - history.at(since_s) if history is not None else 0
+        return history.at(at_s) if history is not None else 0
 
-    def expire(self, now_s: float) -> None:
+    def expire(self, now_s: float) -> list[str]:
         """Give up picks that were never accepted."""
+        changed: list[str] = []
         while self._pending:
             request_id, picked_at_s = next(iter(self._pending.items()))
             if now_s - picked_at_s <= self._pick_timeout_s:
-                return
-            self._remove(request_id, now_s)
+                break
+            changed += self._remove(request_id, now_s)
+        return changed
 
     def retain(self, replica_ids: Collection[str]) -> None:
         """Drop every replica not named, with whatever was placed on it."""
@@ -82,16 +87,19 @@ class InFlight:
                 del self._placements[request_id]
                 self._pending.pop(request_id, None)
 
-    def _place(self, request_id: str, placement: _Placement, now_s: float) -> None:
-        self._remove(request_id, now_s)
+    def _place(self, request_id: str, placement: _Placement, now_s: float) -> list[str]:
+        changed = self._remove(request_id, now_s)
         self._placements[request_id] = placement
         self._histories.setdefault(placement.replica_id, _CountHistory()).add(1, now_s)
+        return [*changed, placement.replica_id]
 
-    def _remove(self, request_id: str, now_s: float) -> None:
+    def _remove(self, request_id: str, now_s: float) -> list[str]:
         self._pending.pop(request_id, None)
         placement = self._placements.pop(request_id, None)
-        if placement is not None:
-            self._histories[placement.replica_id].add(-1, now_s)
+        if placement is None:
+            return []
+        self._histories[placement.replica_id].add(-1, now_s)
+        return [placement.replica_id]
 
 
 class _CountHistory:

@@ -1,71 +1,144 @@
 """What one router knows: the controller's publications, and its own requests on top of them."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+import numpy as np
+
+from dps_ray.fleet.ask import Ask
+from dps_ray.fleet.columns import UNKNOWN, Columns
 from dps_ray.fleet.in_flight import InFlight
+from dps_ray.fleet.pipeline import Pipeline
+from dps_ray.fleet.policies import Policy
+from dps_ray.fleet.prefixes import PrefixIndex
 from dps_ray.fleet.publication import ControllerOptions, Publication
-from dps_ray.fleet.routing import Candidate, Hint
-from dps_ray.fleet.snapshot import FreshnessOptions
+from dps_ray.fleet.routing import Decision, Hint, Peer
+from dps_ray.fleet.snapshot import FreshnessOptions, Standing
 from dps_ray.fleet.table import StateTable
 
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A replica that Serve offers, with what Serve knows about it."""
-
-    replica_id: str
-    queue_len: int | None
-    hint: Hint | None
+NO_ASK = Ask()
 
 
 class FleetView:
-    """Candidates for a request, from the latest publication aged on the router's own clock.
+    """Decides for one router, on the latest publication aged on the router's own clock.
 
-    Without a controller the view still works: entries grow stale, and candidates then carry only
-    what Serve and the router itself know.
+    Without a controller the view still works: entries grow stale, and decisions then rest on what
+    Serve and the router itself know. Every ``now_s`` is monotonic seconds of one clock.
+
+    Parameters
+    ----------
+    rng
+        Breaks ties and draws probes.
+    node_id
+        Node of this router.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rng: np.random.Generator, node_id: str | None = None) -> None:
         defaults = ControllerOptions()
-        self.policy = defaults.routing
         self.version: int | None = None
-        self.in_flight = InFlight()
+        self._rng = rng
+        self._node_id = node_id
         self._freshness: FreshnessOptions = defaults.ageing
         self._table = StateTable()
+        self._in_flight = InFlight()
+        self._prefixes = PrefixIndex()
+        self._hints: dict[str, Hint | None] = {}
+        self._columns = Columns((), node_id)
+        self._next_change_s = float("inf")
+        self._policy: Policy = defaults.routing
+        self._pipeline: Pipeline = self._policy.build(rng)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that decides now."""
+        return self._policy
 
     def merge(self, publication: Publication, now_s: float) -> None:
         """Take in a publication.
 
-        A replica that it does not mention is kept and grows old: a controller that has just
-        restarted publishes before it has heard everybody.
+        A replica that it does not mention is kept and grows old: publications name only what has
+        changed, and a controller that has just restarted has not heard everybody.
         """
-        self.policy = publication.routing
+        if publication.routing != self._policy:
+            self._policy = publication.routing
+            self._pipeline = self._policy.build(self._rng)
         self.version = publication.snapshot.version
-        self._freshness = publication.freshness
+        if publication.freshness != self._freshness:
+            self._freshness = publication.freshness
+            self._next_change_s = now_s
         for entry in publication.snapshot.entries:
             if entry.state is not None:
                 self._table.apply(entry.state, now_s, entry.age_s or 0.0)
+                if entry.replica_id in self._columns.index:
+                    self._refresh(entry.replica_id, now_s)
         self._table.forget(now_s, self._freshness)
 
-    def retain(self, replica_ids: Collection[str]) -> None:
-        """Drop this router's requests on replicas that Serve no longer offers."""
-        self.in_flight.retain(replica_ids)
+    def offer(self, peers: Sequence[Peer], now_s: float) -> None:
+        """Take over the replicas that Serve offers; requests on any other are forgotten."""
+        old = self._columns
+        self._columns = Columns(peers, self._node_id)
+        self._hints = {peer.replica_id: peer.hint for peer in peers}
+        self._in_flight.retain(self._columns.index)
+        for row, replica_id in enumerate(self._columns.ids):
+            if replica_id in old.index:
+                self._columns.queue_len[row] = old.queue_len[old.index[replica_id]]
+            self._columns.open_requests[row] = self._in_flight.count(replica_id)
+        self._refresh_all(now_s)
 
-    def candidates(self, peers: Iterable[Peer], now_s: float) -> list[Candidate]:
-        """The offered replicas with everything known about them at this moment."""
-        self.in_flight.expire(now_s)
-        rows = []
-        for peer in peers:
-            entry = self._table.entry(peer.replica_id, now_s, self._freshness)
-            measured_at_s = now_s - entry.age_s if entry.age_s is not None else now_s
-            rows.append(
-                Candidate(
-                    entry=entry,
-                    placed_since=self.in_flight.added_since(peer.replica_id, measured_at_s),
-                    open_requests=self.in_flight.count(peer.replica_id),
-                    queue_len=peer.queue_len,
-                    hint=peer.hint,
-                )
-            )
-        return rows
+    def note_queue_len(self, replica_id: str, queue_len: int | None) -> None:
+        """Serve has heard how many requests a replica has, or no longer knows."""
+        row = self._columns.index.get(replica_id)
+        if row is not None:
+            self._columns.queue_len[row] = UNKNOWN if queue_len is None else queue_len
+
+    def decide(
+        self, now_s: float, ask: Ask = NO_ASK, *, limit: int, explain: bool = False
+    ) -> Decision:
+        """Order the best ``limit`` replicas for one request; see ``Pipeline.decide``."""
+        for replica_id in self._in_flight.expire(now_s):
+            self._recount(replica_id)
+        if now_s >= self._next_change_s:
+            self._refresh_all(now_s)
+        matches = self._prefixes.matches(ask.prefix) if ask.prefix else {}
+        return self._pipeline.decide(self._columns, ask, matches, limit=limit, explain=explain)
+
+    def pick(self, request_id: str, replica_id: str, now_s: float) -> None:
+        """Count a request against the replica it is about to be sent to."""
+        for changed in self._in_flight.pick(request_id, replica_id, now_s):
+            self._recount(changed)
+
+    def accept(self, request_id: str, replica_id: str, now_s: float, ask: Ask = NO_ASK) -> None:
+        """Note which replica took the request: it may be another than the one picked."""
+        for changed in self._in_flight.accept(request_id, replica_id, now_s):
+            self._recount(changed)
+        if ask.prefix:
+            self._prefixes.note(ask.prefix, replica_id)
+
+    def finish(self, request_id: str, replica_id: str, now_s: float) -> None:
+        """Forget a request that has left the replica: answered, failed, cancelled or refused."""
+        for changed in self._in_flight.finish(request_id, replica_id, now_s):
+            self._recount(changed)
+
+    def open_requests(self, replica_id: str) -> int:
+        """Requests of this router that are on the replica now."""
+        return self._in_flight.count(replica_id)
+
+    def _recount(self, replica_id: str) -> None:
+        row = self._columns.index.get(replica_id)
+        if row is not None:
+            self._columns.open_requests[row] = self._in_flight.count(replica_id)
+
+    def _refresh_all(self, now_s: float) -> None:
+        self._next_change_s = float("inf")
+        for replica_id in self._columns.ids:
+            self._refresh(replica_id, now_s)
+
+    def _refresh(self, replica_id: str, now_s: float) -> None:
+        entry = self._table.entry(replica_id, now_s, self._freshness)
+        measured_at_s = now_s - entry.age_s if entry.age_s is not None else now_s
+        self._columns.set_entry(
+            entry, self._hints[replica_id], self._in_flight.count_at(replica_id, measured_at_s)
+        )
+        if entry.standing in (Standing.LIVE, Standing.COLD) and entry.age_s is not None:
+            # Just after that moment: an entry is stale when it is older than the limit.
+            stale_at_s = np.nextafter(measured_at_s + self._freshness.stale_after_s, np.inf)
+            self._next_change_s = min(self._next_change_s, float(stale_at_s))

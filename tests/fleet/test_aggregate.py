@@ -10,7 +10,7 @@ from dps_ray.fleet.aggregate import AggregateOptions, FleetAggregate
 from dps_ray.fleet.publication import parse_controller_options
 from dps_ray.fleet.reporting import ReportOptions, ReportSchedule
 from dps_ray.fleet.snapshot import Standing
-from dps_ray.fleet.state import Health
+from dps_ray.fleet.state import Health, ReplicaState
 from dps_ray.fleet.table import Verdict
 
 from .builders import replica_state
@@ -141,6 +141,30 @@ def test_undelivered_transition_stays_due() -> None:
     assert schedule.is_due(changed, 0.2)
 
 
+def test_reader_gets_only_what_was_heard_since_its_version(
+    fleet: FleetAggregate, clock: Clock
+) -> None:
+    fleet.apply(replica_state("a"))
+    fleet.apply(replica_state("b"))
+    seen = fleet.version
+    clock.now_s += 1.0
+    fleet.apply(replica_state("b", sequence=2, running=3))
+    fleet.tick()
+    changes = fleet.changes_since(seen)
+    assert (changes.version, [entry.replica_id for entry in changes.entries]) == (seen + 1, ["b"])
+    assert fleet.changes_since(fleet.version).entries == ()
+
+
+@pytest.mark.parametrize("version", [None, 3, 10**15])
+def test_reader_of_another_controllers_version_gets_everything(
+    version: int | None, clock: Clock
+) -> None:
+    fleet = FleetAggregate(AggregateOptions(), clock, first_version=1000)
+    fleet.apply(replica_state("a"))
+    fleet.apply(replica_state("b"))
+    assert len(fleet.changes_since(version).entries) == 2
+
+
 class FleetMachine(RuleBasedStateMachine):
     """Any order of reports and any passing of time, against a plain model of the rules."""
 
@@ -150,6 +174,8 @@ class FleetMachine(RuleBasedStateMachine):
         self.fleet = FleetAggregate(AggregateOptions(), self.clock)
         self.latest: dict[str, tuple[int, bool, float]] = {}
         self.last_version = self.fleet.version
+        self.read_version: int | None = None
+        self.read: dict[str, ReplicaState | None] = {}
 
     @rule(
         replica_id=st.sampled_from("abc"),
@@ -186,6 +212,21 @@ class FleetMachine(RuleBasedStateMachine):
             assert entry.state.sequence == sequence
             assert entry.age_s == pytest.approx(self.clock.now_s - at_s)
             assert (entry.standing is Standing.DEAD) == dead
+
+    @rule()
+    def read_changes(self) -> None:
+        """A reader that keeps what it got and forgets what the fleet forgets misses nothing that
+        was published."""
+        changes = self.fleet.changes_since(self.read_version)
+        self.read_version = changes.version
+        self.read.update({entry.replica_id: entry.state for entry in changes.entries})
+        current = {entry.replica_id: entry.state for entry in self.fleet.snapshot().entries}
+        for replica_id, state in current.items():
+            held = self.read[replica_id]
+            assert held is not None
+            assert state is not None
+            # Figures may wait for their period; a transition never does.
+            assert (held.restoring, held.health) == (state.restoring, state.health)
 
     @invariant()
     def versions_never_go_back(self) -> None:

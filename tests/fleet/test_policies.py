@@ -1,36 +1,60 @@
-"""Which replica a policy prefers, and that it never strands a request."""
+"""Which replica a policy prefers, and that what it computes in columns is what it says it is."""
 
-import random
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps_ray.fleet.policies import ModeAware, PowerOfTwo
-from dps_ray.fleet.routing import Candidate, Hint, RoutingPolicy, Tier
+from dps_ray.fleet.ask import Ask, Floor
+from dps_ray.fleet.pickers import Probe
+from dps_ray.fleet.policies import (
+    FullFirst,
+    LeastPressure,
+    ModeAware,
+    Policy,
+    PowerOfTwo,
+    RoundRobin,
+)
+from dps_ray.fleet.routing import Decision, Hint, Tier
+from dps_ray.fleet.scorers import Headroom, Locality, Precision
 from dps_ray.fleet.state import Health
 from dps_ray.modes import Mode
 
-from .builders import candidate
+from . import reference
+from .builders import Given, columns_of, given_replica
 
-POLICIES: list[RoutingPolicy] = [PowerOfTwo(), ModeAware()]
+POLICIES: list[Policy] = [RoundRobin(), PowerOfTwo(), LeastPressure(), ModeAware(), FullFirst()]
+NO_PROBES = Probe(share=0.0)
 
 
-def first(policy: RoutingPolicy, *candidates: Candidate, seed: int = 0) -> str:
-    return policy.decide(candidates, random.Random(seed)).order[0]
+def decide(
+    policy: Policy, *replicas: Given, ask: Ask | None = None, seed: int = 0, **options: Any
+) -> Decision:
+    pipeline = policy.build(np.random.default_rng(seed))
+    options = {"limit": 100, **options}
+    matches = options.pop("matches", {})
+    columns = columns_of(*replicas, node_id="here")
+    return pipeline.decide(columns, ask or Ask(), matches, **options)
+
+
+def first(policy: Policy, *replicas: Given, **options: Any) -> str:
+    return decide(policy, *replicas, **options).order[0]
 
 
 counts = st.none() | st.integers(0, 200)
 
 
 @st.composite
-def any_candidate(draw: st.DrawFn, replica_id: str) -> Candidate:
-    return candidate(
+def any_replica(draw: st.DrawFn, replica_id: str) -> Given:
+    return given_replica(
         replica_id,
         age_s=draw(st.sampled_from([None, 0.0, 1.0, 10.0])),
         placed_since=draw(st.integers(-5, 20)),
         queue_len=draw(counts),
+        node_id=draw(st.sampled_from([None, "here", "there"])),
         hint=draw(
             st.none()
             | st.builds(
@@ -51,103 +75,204 @@ def any_candidate(draw: st.DrawFn, replica_id: str) -> Candidate:
     )
 
 
-@given(st.integers(0, 8).flatmap(lambda n: st.tuples(*(any_candidate(f"r{i}") for i in range(n)))))
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_every_candidate_is_ordered_once_and_explained(
-    policy: RoutingPolicy, candidates: tuple[Candidate, ...]
+fleets = st.integers(1, 8).flatmap(lambda n: st.tuples(*(any_replica(f"r{i}") for i in range(n))))
+asks = st.builds(
+    Ask, floor=st.sampled_from(Floor), session=st.none() | st.sampled_from(["alice", "bob"])
+)
+prefix_matches = st.dictionaries(st.sampled_from(["r0", "r1", "gone"]), st.floats(0.1, 1.0))
+
+
+@given(fleets, asks, prefix_matches, st.booleans(), st.integers(1, 9))
+@settings(max_examples=150, deadline=None)
+def test_columns_equal_the_reference_that_looks_at_one_replica_at_a_time(
+    replicas: tuple[Given, ...], ask: Ask, matches: dict[str, float], full_first: bool, limit: int
 ) -> None:
-    decision = policy.decide(candidates, random.Random(1))
-    assert Counter(decision.order) == Counter(c.replica_id for c in candidates)
-    assert tuple(reason.replica_id for reason in decision.reasons) == decision.order
-    keys = [(reason.tier, reason.cost) for reason in decision.reasons]
-    assert keys == sorted(keys)
+    chosen = FullFirst if full_first else ModeAware
+    policy = chosen(probe=NO_PROBES, locality=Locality(weight=0.1))
+    expected = reference.costs(policy, replicas, ask, matches, "here")
+    decision = decide(policy, *replicas, ask=ask, matches=matches, limit=limit, explain=True)
+    assert decision.reasons is not None
+    for reason in decision.reasons:
+        tier, cost = expected[reason.replica_id]
+        assert reason.tier is tier
+        assert reason.cost == pytest.approx(cost)
+    usable = [key for key in expected.values() if key[0] is not Tier.EXCLUDED]
+    picked = [expected[name] for name in decision.order]
+    assert len(picked) == min(limit, len(usable))
+    for key, best in zip(picked, sorted(usable), strict=False):
+        assert key == (best[0], pytest.approx(best[1], abs=1e-6))
+
+
+@given(fleets, asks, st.integers(1, 9))
+@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_every_usable_replica_is_ordered_once_and_no_other(
+    policy: Policy, replicas: tuple[Given, ...], ask: Ask, limit: int
+) -> None:
+    decision = decide(policy, *replicas, ask=ask, limit=limit, explain=True)
+    assert decision.reasons is not None
+    usable = {r.replica_id for r in decision.reasons if r.tier is not Tier.EXCLUDED}
+    assert set(decision.order) <= usable
+    assert len(set(decision.order)) == len(decision.order) == min(limit, len(usable))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("health", [Health.DEAD, Health.DRAINING])
-def test_dead_and_draining_replicas_come_last(policy: RoutingPolicy, health: Health) -> None:
-    gone = candidate("gone", health=health)
-    busy = candidate("busy", running=90, waiting=30, headroom_blocks=0)
-    for seed in range(20):
-        assert first(policy, gone, busy, seed=seed) == "busy"
+def test_dead_and_draining_replicas_get_nothing(policy: Policy, health: Health) -> None:
+    gone = given_replica("gone", health=health)
+    busy = given_replica("busy", running=90, waiting=30, headroom_blocks=0)
+    assert decide(policy, gone, busy).order == ("busy",)
+    assert decide(policy, gone).order == ()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_request_that_insists_on_full_precision_never_meets_fast_mode(policy: Policy) -> None:
+    fast = given_replica("fast", mode=Mode.FAST)
+    full = given_replica("full", running=90, headroom_blocks=0)
+    assert decide(policy, fast, full, ask=Ask(floor=Floor.FULL)).order == ("full",)
+    assert decide(policy, fast, ask=Ask(floor=Floor.FULL)).order == ()
+
+
+def test_request_that_prefers_full_precision_takes_fast_rather_than_nothing() -> None:
+    fast = given_replica("fast", mode=Mode.FAST)
+    full = given_replica("full", running=90, headroom_blocks=0)
+    ask = Ask(floor=Floor.PREFER_FULL)
+    assert decide(ModeAware(), fast, full, ask=ask).order == ("full", "fast")
+    assert decide(ModeAware(), fast, ask=ask).order == ("fast",)
+
+
+def test_full_first_asks_for_full_precision_on_behalf_of_every_request() -> None:
+    fast = given_replica("fast", mode=Mode.FAST)
+    full = given_replica("full", running=90, headroom_blocks=0)
+    assert first(ModeAware(), fast, full) == "fast"
+    assert first(FullFirst(), fast, full) == "full"
 
 
 def test_restoring_replica_is_left_alone_however_idle_it_is() -> None:
-    restoring = candidate("restoring", mode=Mode.FAST, restoring=True)
-    busy = candidate("busy", running=60, waiting=10, used_blocks=95, headroom_blocks=5)
+    restoring = given_replica("restoring", mode=Mode.FAST, restoring=True)
+    busy = given_replica("busy", running=60, waiting=10, used_blocks=95, headroom_blocks=5)
     assert first(ModeAware(), restoring, busy) == "busy"
+    assert first(LeastPressure(), restoring, busy) == "restoring"
 
 
 def test_restoring_replica_serves_when_it_is_the_only_one() -> None:
-    assert first(ModeAware(), candidate("only", restoring=True)) == "only"
+    assert first(ModeAware(), given_replica("only", restoring=True)) == "only"
 
 
 def test_stale_replica_comes_after_a_live_one_and_before_a_restoring_one() -> None:
-    stale = candidate("stale", age_s=30.0)
-    live = candidate("live", running=50, headroom_blocks=1)
-    restoring = candidate("restoring", restoring=True)
-    order = ModeAware().decide([restoring, stale, live], random.Random(0)).order
+    stale = given_replica("stale", age_s=30.0)
+    live = given_replica("live", running=50, headroom_blocks=1)
+    restoring = given_replica("restoring", restoring=True)
+    order = decide(ModeAware(probe=NO_PROBES), restoring, stale, live).order
     assert order == ("live", "stale", "restoring")
 
 
+def test_small_share_of_requests_probes_stale_replicas_and_none_a_restoring_one() -> None:
+    stale = given_replica("stale", age_s=30.0)
+    live = given_replica("live")
+    restoring = given_replica("restoring", restoring=True)
+    pipeline = ModeAware(probe=Probe(share=0.1)).build(np.random.default_rng(0))
+    columns = columns_of(stale, live, restoring)
+    decisions = [pipeline.decide(columns, Ask(), {}, limit=3) for _ in range(1000)]
+    picks = Counter(decision.order[0] for decision in decisions)
+    assert 60 < picks["stale"] < 140
+    assert picks["restoring"] == 0
+    assert {decision.order[0] for decision in decisions if decision.probe} == {"stale"}
+
+
 def test_serve_statistics_tell_a_restoring_replica_when_pushes_have_stopped() -> None:
-    known = candidate("known", age_s=30.0, hint=Hint(restoring=True))
-    other = candidate("other", age_s=30.0, queue_len=20)
+    known = given_replica("known", age_s=30.0, hint=Hint(restoring=True))
+    other = given_replica("other", age_s=30.0, queue_len=20)
     assert first(ModeAware(), known, other) == "other"
 
 
+def test_blind_router_goes_by_the_queue_lengths_that_serve_has_heard() -> None:
+    long = given_replica("long", age_s=None, queue_len=9)
+    short = given_replica("short", age_s=None, queue_len=2)
+    assert first(ModeAware(), long, short) == "short"
+
+
 def test_more_headroom_wins_and_placed_requests_use_it_up() -> None:
-    roomy = candidate("roomy", headroom_blocks=90)
-    tight = candidate("tight", headroom_blocks=60)
+    roomy = given_replica("roomy", headroom_blocks=90)
+    tight = given_replica("tight", headroom_blocks=60)
     assert first(ModeAware(), roomy, tight) == "roomy"
-    assert first(ModeAware(), candidate("roomy", headroom_blocks=90, placed_since=6), tight) == (
-        "tight"
-    )
+    pressed = given_replica("roomy", headroom_blocks=90, placed_since=6)
+    assert first(ModeAware(), pressed, tight) == "tight"
 
 
 def test_full_mode_is_worth_its_weight_in_headroom() -> None:
-    fast = candidate("fast", mode=Mode.FAST, headroom_blocks=100)
-    full = candidate("full", headroom_blocks=80)
-    assert first(ModeAware(fast_weight=0.25), fast, full) == "full"
-    assert first(ModeAware(fast_weight=0.1), fast, full) == "fast"
+    fast = given_replica("fast", mode=Mode.FAST, headroom_blocks=100)
+    full = given_replica("full", headroom_blocks=80)
+    assert first(ModeAware(mode=Precision(weight=0.25)), fast, full) == "full"
+    assert first(ModeAware(mode=Precision(weight=0.1)), fast, full) == "fast"
 
 
 def test_unknown_headroom_neither_wins_nor_loses() -> None:
-    unknown = candidate("unknown", headroom_blocks=None, running=1)
-    full_of_room = candidate("known", running=3)
+    unknown = given_replica("unknown", headroom_blocks=None, running=1)
+    full_of_room = given_replica("known", running=3)
     assert first(ModeAware(), unknown, full_of_room) == "unknown"
-    assert first(ModeAware(), candidate("unknown", headroom_blocks=None, running=3), candidate(
-        "known", running=1, headroom_blocks=0
-    )) == "known"  # fmt: skip
+    busier = given_replica("unknown", headroom_blocks=None, running=3)
+    assert first(ModeAware(), busier, given_replica("known", running=1, headroom_blocks=0)) == (
+        "known"
+    )
+
+
+def test_cached_prefix_attracts_until_the_queue_outweighs_it() -> None:
+    cached = given_replica("cached", running=3)
+    idle = given_replica("idle", running=0)
+    assert first(ModeAware(), cached, idle) == "idle"
+    assert first(ModeAware(), cached, idle, matches={"cached": 1.0}) == "cached"
+    crowded = given_replica("cached", running=30)
+    assert first(ModeAware(), crowded, idle, matches={"cached": 1.0}) == "idle"
+
+
+def test_session_stays_on_its_replica_and_moves_only_when_that_leaves() -> None:
+    replicas = [given_replica(f"r{i}") for i in range(8)]
+    homes = {s: first(ModeAware(), *replicas, ask=Ask(session=s)) for s in map(str, range(60))}
+    assert len(set(homes.values())) > 4
+    left = [given for given in replicas if given.replica_id != "r3"]
+    for session, home in homes.items():
+        for seed in range(3):
+            now = first(ModeAware(), *left, ask=Ask(session=session), seed=seed)
+            assert (now == home) == (home != "r3")
+
+
+def test_own_node_is_preferred_where_locality_has_a_weight() -> None:
+    near, far = given_replica("near", node_id="here"), given_replica("far", node_id="there")
+    policy = ModeAware(locality=Locality(weight=0.1))
+    assert {first(policy, far, near, seed=seed) for seed in range(20)} == {"near"}
 
 
 def test_power_of_two_takes_the_shorter_of_two_queues() -> None:
-    assert first(PowerOfTwo(), candidate("long", running=9), candidate("short", running=2)) == (
-        "short"
-    )
+    long, short = given_replica("long", running=9), given_replica("short", running=2)
+    assert {first(PowerOfTwo(), long, short, seed=seed) for seed in range(20)} == {"short"}
 
 
 def test_power_of_two_ignores_restores() -> None:
-    picks = {
-        first(PowerOfTwo(), candidate("a", restoring=True), candidate("b"), seed=seed)
-        for seed in range(40)
-    }
-    assert picks == {"a", "b"}
+    replicas = [given_replica("a", restoring=True), given_replica("b")]
+    assert {first(PowerOfTwo(), *replicas, seed=seed) for seed in range(40)} == {"a", "b"}
+
+
+def test_round_robin_takes_one_after_the_other() -> None:
+    pipeline = RoundRobin().build(np.random.default_rng(0))
+    columns = columns_of(*(given_replica(name, running=9) for name in "abc"))
+    picks = [pipeline.decide(columns, Ask(), {}, limit=3).order[0] for _ in range(6)]
+    assert picks == ["a", "b", "c", "a", "b", "c"]
 
 
 def test_equal_replicas_share_the_requests() -> None:
-    rng = random.Random(3)
-    policy = ModeAware()
-    picks = Counter(
-        policy.decide([candidate("a"), candidate("b")], rng).order[0] for _ in range(400)
-    )
+    pipeline = ModeAware().build(np.random.default_rng(3))
+    columns = columns_of(given_replica("a"), given_replica("b"))
+    picks = Counter(pipeline.decide(columns, Ask(), {}, limit=1).order[0] for _ in range(400))
     assert min(picks.values()) > 120
 
 
-def test_reasons_tell_tier_and_terms() -> None:
-    decision = ModeAware().decide(
-        [candidate("a", mode=Mode.FAST, running=2, headroom_blocks=50)], random.Random(0)
-    )
-    (reason,) = decision.reasons
-    assert reason.tier is Tier.READY
-    assert dict(reason.terms) == {"queue": 0.04, "headroom": 0.5, "fast": 0.25}
+def test_reasons_tell_the_filters_and_every_term_with_its_weight() -> None:
+    replica = given_replica("a", mode=Mode.FAST, restoring=True, running=2, headroom_blocks=50)
+    policy = ModeAware(headroom=Headroom(weight=2.0))
+    (reason,) = decide(policy, replica, explain=True).reasons or ()
+    assert reason.tier is Tier.RESTORING
+    assert reason.demoted_by == (("restoring", Tier.RESTORING),)
+    terms = {term.scorer: (term.value, term.weight) for term in reason.terms}
+    assert terms == {"mode": (1.0, 0.25), "headroom": (0.5, 2.0), "queue": (2.0, 0.02)}
+    assert reason.cost == pytest.approx(0.25 + 1.0 + 0.04)

@@ -1,88 +1,140 @@
 """A router's knowledge: publications, age, and its own requests on top."""
 
-import random
-
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.in_flight import InFlight
-from dps_ray.fleet.policies import PowerOfTwo
+from dps_ray.fleet.pickers import Probe
+from dps_ray.fleet.policies import ModeAware, Policy, PowerOfTwo
 from dps_ray.fleet.publication import Publication
+from dps_ray.fleet.routing import Peer, Reason, Tier
 from dps_ray.fleet.snapshot import Entry, FleetSnapshot, FreshnessOptions, Standing
 from dps_ray.fleet.state import ReplicaState
-from dps_ray.fleet.view import FleetView, Peer
+from dps_ray.fleet.view import FleetView
 
 from .builders import replica_state
 
+CALM = ModeAware(probe=Probe(share=0.0))
 
-def publication(*states: ReplicaState, version: int = 1, age_s: float = 0.0) -> Publication:
+
+def publication(
+    *states: ReplicaState, version: int = 1, age_s: float = 0.0, routing: Policy = CALM
+) -> Publication:
     entries = tuple(
         Entry(replica_id=state.replica_id, standing=Standing.LIVE, age_s=age_s, state=state)
         for state in states
     )
     return Publication(
         snapshot=FleetSnapshot(version=version, entries=entries),
-        routing=PowerOfTwo(),
+        routing=routing,
         freshness=FreshnessOptions(),
     )
 
 
 def peers(*replica_ids: str) -> list[Peer]:
-    return [Peer(replica_id, queue_len=None, hint=None) for replica_id in replica_ids]
+    return [Peer(replica_id) for replica_id in replica_ids]
 
 
-def test_unheard_replica_is_a_cold_candidate() -> None:
-    (only,) = FleetView().candidates(peers("new"), 0.0)
-    assert only.entry.standing is Standing.COLD
+def view_of(*replica_ids: str) -> FleetView:
+    view = FleetView(np.random.default_rng(0))
+    view.offer(peers(*replica_ids), 0.0)
+    return view
 
 
-def test_entries_age_on_the_routers_own_clock() -> None:
-    view = FleetView()
+def reasons(view: FleetView, now_s: float) -> dict[str, Reason]:
+    found = view.decide(now_s, limit=9, explain=True).reasons or ()
+    return {reason.replica_id: reason for reason in found}
+
+
+def load(view: FleetView, replica_id: str, now_s: float) -> float:
+    terms = reasons(view, now_s)[replica_id].terms
+    return next(term.value for term in terms if term.scorer == "queue")
+
+
+def test_unheard_replica_is_a_candidate_of_which_nothing_is_known() -> None:
+    assert reasons(view_of("new"), 0.0)["new"].tier is Tier.UNKNOWN
+
+
+def test_entries_age_on_the_routers_own_clock_without_any_message() -> None:
+    view = view_of("a")
     view.merge(publication(replica_state("a"), age_s=1.0), 10.0)
-    (entry,) = view.candidates(peers("a"), 12.0)
-    assert entry.entry.age_s == 3.0
-    assert entry.entry.standing is Standing.LIVE
-    (entry,) = view.candidates(peers("a"), 13.0)
-    assert entry.entry.standing is Standing.STALE
+    assert reasons(view, 12.5)["a"].tier is Tier.READY
+    assert reasons(view, 12.6)["a"].tier is Tier.UNKNOWN
 
 
-def test_publication_of_a_restarted_controller_does_not_erase_what_is_known() -> None:
-    view = FleetView()
+def test_refreshed_entry_is_ready_again() -> None:
+    view = view_of("a")
+    view.merge(publication(replica_state("a")), 10.0)
+    assert reasons(view, 20.0)["a"].tier is Tier.UNKNOWN
+    view.merge(publication(replica_state("a", sequence=2), version=2), 20.0)
+    assert reasons(view, 20.0)["a"].tier is Tier.READY
+
+
+def test_changed_age_limit_counts_at_once() -> None:
+    view = view_of("a")
+    view.merge(publication(replica_state("a")), 10.0)
+    patient = publication().model_copy(update={"freshness": FreshnessOptions(stale_after_s=30.0)})
+    assert reasons(view, 20.0)["a"].tier is Tier.UNKNOWN
+    view.merge(patient, 20.0)
+    assert reasons(view, 20.0)["a"].tier is Tier.READY
+
+
+def test_publication_that_does_not_mention_a_replica_leaves_what_is_known_of_it() -> None:
+    view = view_of("a", "b")
     view.merge(publication(replica_state("a"), replica_state("b")), 10.0)
     view.merge(publication(replica_state("a", sequence=2), version=2), 11.0)
-    standings = [c.entry.standing for c in view.candidates(peers("a", "b"), 11.5)]
-    assert standings == [Standing.LIVE, Standing.LIVE]
+    assert {reason.tier for reason in reasons(view, 11.5).values()} == {Tier.READY}
 
 
 def test_policy_comes_from_the_controller() -> None:
-    view = FleetView()
-    view.merge(publication(), 0.0)
+    view = view_of("a")
+    view.merge(publication(routing=PowerOfTwo()), 0.0)
     assert view.policy == PowerOfTwo()
 
 
 def test_requests_placed_since_the_report_are_added_and_finished_ones_taken_off() -> None:
-    view = FleetView()
-    view.in_flight.pick("old", "a", 1.0)
-    view.merge(publication(replica_state("a", running=1), age_s=0.5), 2.0)
-    view.in_flight.pick("new", "a", 2.5)
-    (now,) = view.candidates(peers("a"), 2.6)
-    assert (now.placed_since, now.open_requests) == (1, 2)
-    view.in_flight.finish("old", "a", 2.7)
-    view.in_flight.finish("new", "a", 2.8)
-    (now,) = view.candidates(peers("a"), 2.9)
-    assert (now.placed_since, now.open_requests) == (-1, 0)
+    view = view_of("a")
+    view.pick("old", "a", 1.0)
+    view.merge(publication(replica_state("a", running=3), age_s=0.5), 2.0)
+    assert load(view, "a", 2.0) == 3
+    view.pick("new", "a", 2.5)
+    assert load(view, "a", 2.6) == 4
+    view.finish("old", "a", 2.7)
+    view.finish("new", "a", 2.8)
+    assert load(view, "a", 2.9) == 2
+
+
+def test_own_requests_outlive_a_change_of_the_replica_set() -> None:
+    view = view_of("a", "b")
+    view.pick("one", "a", 1.0)
+    view.note_queue_len("a", 7)
+    view.offer(peers("b", "a", "c"), 2.0)
+    assert (view.open_requests("a"), load(view, "a", 2.0)) == (1, 7)
+    view.offer(peers("b"), 3.0)
+    view.offer(peers("a", "b"), 4.0)
+    assert (view.open_requests("a"), load(view, "a", 4.0)) == (0, 0)
 
 
 def test_burst_between_two_reports_is_spread_over_equal_replicas() -> None:
-    view = FleetView()
+    view = view_of("a", "b")
     view.merge(publication(replica_state("a"), replica_state("b")), 0.0)
-    rng = random.Random(0)
     for number in range(40):
-        candidates = view.candidates(peers("a", "b"), 0.1 + number * 1e-4)
-        choice = view.policy.decide(candidates, rng).order[0]
-        view.in_flight.pick(str(number), choice, 0.1 + number * 1e-4)
-    assert abs(view.in_flight.count("a") - view.in_flight.count("b")) <= 1
+        now_s = 0.1 + number * 1e-4
+        view.pick(str(number), view.decide(now_s, limit=1).order[0], now_s)
+    assert abs(view.open_requests("a") - view.open_requests("b")) <= 1
+
+
+def test_prompt_goes_where_its_prefix_went_before() -> None:
+    view = view_of("a", "b", "c")
+    view.merge(publication(*(replica_state(name) for name in "abc")), 0.0)
+    ask = Ask(prefix=(11, 22, 33))
+    view.accept("first", "b", 0.1, ask)
+    view.finish("first", "b", 0.2)
+    picks = {view.decide(0.3, Ask(prefix=(11, 22, 99)), limit=1).order[0] for _ in range(20)}
+    assert picks == {"b"}
 
 
 def test_pick_that_was_never_accepted_is_given_up() -> None:
@@ -152,7 +204,7 @@ class InFlightMachine(RuleBasedStateMachine):
             assert self.open.count(replica) == now
             for at_s, placed in self.log[-5:]:
                 then = sum(value == replica for value in placed.values())
-                assert self.open.added_since(replica, at_s) == now - then
+                assert self.open.count_at(replica, at_s) == then
 
 
 TestInFlightMachine = InFlightMachine.TestCase

@@ -1,0 +1,52 @@
+"""``dps-ray bench fleet``: what routing and the controller cost, without Ray."""
+
+import argparse
+
+from pydantic import TypeAdapter
+
+from dps_ray.bench.fleet_cost import FleetLoad, measure_controller, measure_decisions
+from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.fleet.policies import Policy
+from dps_ray.report import Report
+
+P99_LIMIT_US = 200.0
+POLICIES = ("round_robin", "power_of_two", "least_pressure", "mode_aware", "full_first")
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``bench fleet``."""
+    command.add_argument("--replicas", type=int, default=1000, help="simulated replicas")
+    command.add_argument("--decisions", type=int, default=20000, help="decisions per policy")
+    command.add_argument("--seconds", type=int, default=10, help="simulated controller seconds")
+    command.add_argument("--policy", choices=POLICIES, action="append", help="default: all")
+    add_json_flag(command)
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and judge: decisions within 200 us at p99, the controller under one core."""
+    load = FleetLoad(replicas=args.replicas, seconds=args.seconds)
+    controller = measure_controller(load)
+    say(
+        args,
+        f"controller: {controller['reports_per_s']:.0f} reports/s and "
+        f"{controller['publications_per_s']:.0f} publications/s take "
+        f"{controller['core_share']:.2f} of a core",
+    )
+    decisions = {}
+    for name in args.policy or POLICIES:
+        policy: Policy = TypeAdapter(Policy).validate_python({"name": name})
+        figures = decisions[name] = measure_decisions(policy, load, args.decisions)
+        say(
+            args,
+            f"{name:<15} p50 {figures['p50_us']:6.1f} us   p99 {figures['p99_us']:6.1f} us   "
+            f"publication {figures['merge_p50_us'] / 1e3:.1f} ms",
+        )
+    report = Report(
+        "bench fleet",
+        {"replicas": args.replicas, "controller": controller, "decisions": decisions},
+    )
+    report.check("controller under one core", controller["core_share"] < 1.0)
+    for name, figures in decisions.items():
+        report.check(f"{name} decides within 200 us at p99", figures["p99_us"] < P99_LIMIT_US)
+    return finish(args, report)

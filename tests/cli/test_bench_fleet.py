@@ -1,0 +1,19 @@
+"""``dps-ray bench fleet`` on a fleet small enough for the suite."""
+
+import json
+
+import pytest
+
+from dps_ray.cli.main import main
+
+
+def test_bench_fleet_measures_controller_and_every_policy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["bench", "fleet", "--replicas", "20", "--decisions", "200", "--seconds", "2", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["controller"]["reports_per_s"] == 20
+    assert 0.0 < report["controller"]["core_share"] < 1.0
+    assert len(report["decisions"]) == 5
+    for figures in report["decisions"].values():
+        assert 0.0 < figures["p50_us"] <= figures["p99_us"] <= figures["max_us"]
