@@ -5,7 +5,6 @@ A worker process serves one rank, so there is one ``Rank`` a process. Layers rea
 """
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 import dps_kernels
@@ -30,14 +29,6 @@ logger = logging.getLogger("vllm.dps")
 # Address space only: reserving it costs nothing, and the residual's size is not known before
 # the last layer is loaded.
 RESIDUAL_RESERVATION_BYTES = 1 << 40
-
-
-@dataclass(frozen=True)
-class StepsDone:
-    """The CPU fence: a rank takes commands between two steps, so earlier steps have completed."""
-
-    def wait(self) -> None:
-        return
 
 
 class Rank:
@@ -95,7 +86,8 @@ class Rank:
     def apply(self, command: StepCommand) -> None:
         """Obey the scheduler's orders for the step about to run."""
         assert self.memory is not None, "a step was scheduled before the region stood"
-        self.memory.apply(command, StepsDone())
+        # Taken before this step is launched: every earlier step lies before the mark.
+        self.memory.apply(command, self.arena.driver.compute.mark())
         self.mode = command.mode
 
     def count_step(self, duration_s: float, tokens: int) -> None:

@@ -10,6 +10,7 @@ uses the addresses (safety rules 2 and 3 in the README). Calls are not thread-sa
 other; ``SharedRegion`` serialises them.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,12 +41,28 @@ class PhysicalHandle:
     nbytes: int
 
 
+class Fence(Protocol):
+    """A point in some order of work, for example the end of every step scheduled so far."""
+
+    def wait(self) -> None:
+        """Return, on the host, once it has been reached."""
+
+
 class Executor(Protocol):
     """An ordered queue of memory operations: the calling thread on a host, a stream on a GPU.
 
     Work of one executor runs in the order of the calls. Across executors there is no order but
-    ``synchronize`` and the caller's fences.
+    ``synchronize`` and fences.
     """
+
+    def mark(self) -> Fence:
+        """The point after all work given to this executor so far."""
+
+    def wait_for(self, fence: Fence) -> None:
+        """Hold back all later work of this executor until ``fence`` is reached.
+
+        A stream waits without the host; a host executor waits in the calling thread.
+        """
 
     def zero(self, tensor: torch.Tensor) -> None:
         """Fill ``tensor`` (1-D uint8, contiguous) with zeros."""
@@ -94,4 +111,16 @@ class VmmDriver(Protocol):
         """Give address space back; all mappings in it must be gone."""
 
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:
-        """View addresses as a 1-D uint8 tensor that owns nothing and touches nothing yet."""
+        """View reserved addresses as a 1-D uint8 tensor that owns nothing and touches nothing."""
+
+    def near(self) -> AbstractContextManager[None]:
+        """Within this context, host memory that is taken lies close to the device."""
+
+    def pin(self, host: torch.Tensor) -> None:
+        """Let ``transfer`` read host bytes at link rate: they stay in memory until ``unpin``."""
+
+    def unpin(self, host: torch.Tensor) -> None:
+        """End what ``pin`` did; no copy from the bytes may be under way."""
+
+    def close(self) -> None:
+        """Give back what the driver itself holds. Everything created must be released before."""

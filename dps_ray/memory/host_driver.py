@@ -6,19 +6,20 @@ Pages are allocated by ``create``, so lack of memory is an error there and not a
 later write.
 """
 
-import bisect
 import ctypes
 import itertools
 import mmap
 import os
-from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from dps_ray.memory.checksum import checksum64
-from dps_ray.memory.driver import Executor, PhysicalHandle, VirtualRange, VmmError
+from dps_ray.memory.driver import Executor, Fence, PhysicalHandle, VirtualRange, VmmError
 from dps_ray.memory.host_memory import available_bytes
+from dps_ray.memory.mappings import Mappings
 
 _NO_ACCESS = 0  # PROT_NONE, which the mmap module does not name
 _MAP_FIXED = 0x10
@@ -39,6 +40,14 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A fence of work that ran in the calling thread: it is over when the caller can ask."""
+
+    def wait(self) -> None:
+        return
+
+
 class HostExecutor:
     """Runs every operation at once, in the calling thread, without the interpreter lock.
 
@@ -57,6 +66,12 @@ class HostExecutor:
     def checksum(self, tensor: torch.Tensor) -> int:
         return checksum64(np.asarray(tensor))
 
+    def mark(self) -> Fence:
+        return Reached()
+
+    def wait_for(self, fence: Fence) -> None:
+        fence.wait()
+
     def synchronize(self) -> None:
         return
 
@@ -69,11 +84,7 @@ class HostDriver:
         self._ids = itertools.count()
         self._offsets: dict[PhysicalHandle, int] = {}
         self._end = 0
-        self._mapped: dict[int, PhysicalHandle] = {}
-        self._mapped_addresses: list[int] = []
-        """Keys of ``_mapped``, sorted: neighbours are found without a scan."""
-        self._mappings = Counter[PhysicalHandle]()
-        self._reserved: dict[int, VirtualRange] = {}
+        self._book = Mappings(mmap.PAGESIZE)
         self._executor = HostExecutor()
 
     @property
@@ -91,17 +102,17 @@ class HostDriver:
     @property
     def created_bytes(self) -> int:
         """Physical memory held by this driver's handles, bytes."""
-        return sum(handle.nbytes for handle in self._offsets)
+        return self._book.created_bytes
 
     def reserve(self, nbytes: int) -> VirtualRange:
-        self._check_size("reserve", nbytes)
+        self._book.check_size("reserve", nbytes)
         address = _mmap("reserve", 0, nbytes, _NO_ACCESS, _RESERVED_ONLY, -1, 0)
         reserved = VirtualRange(address, nbytes)
-        self._reserved[address] = reserved
+        self._book.reserved(reserved)
         return reserved
 
     def create(self, nbytes: int) -> PhysicalHandle:
-        self._check_size("create", nbytes)
+        self._book.check_size("create", nbytes)
         left_bytes = available_bytes()
         if nbytes > left_bytes:
             raise VmmError("create", f"{nbytes} bytes", f"only {left_bytes} bytes are available")
@@ -116,72 +127,49 @@ class HostDriver:
         handle = PhysicalHandle(next(self._ids), nbytes)
         self._offsets[handle] = self._end
         self._end += nbytes
+        self._book.created(handle)
         return handle
 
     def map(self, address: int, handle: PhysicalHandle) -> None:
-        sizes = f"{handle.nbytes} bytes at {address:#x}"
-        if handle not in self._offsets:
-            raise VmmError("map", sizes, "unknown handle")
-        if not self._is_reserved(address, handle.nbytes):
-            raise VmmError("map", sizes, "address range is not reserved")
-        if self._overlaps_mapping(address, handle.nbytes):
-            raise VmmError("map", sizes, "address range is already mapped")
+        self._book.check_map(address, handle)
         _mmap("map", address, handle.nbytes, mmap.PROT_READ | mmap.PROT_WRITE,
               mmap.MAP_SHARED | _MAP_FIXED, self._fd, self._offsets[handle])  # fmt: skip
-        self._mapped[address] = handle
-        bisect.insort(self._mapped_addresses, address)
-        self._mappings[handle] += 1
+        self._book.mapped(address, handle)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        handle = self._mapped.get(address)
-        if handle is None or handle.nbytes != nbytes:
-            raise VmmError("unmap", f"{nbytes} bytes at {address:#x}", "no such mapping")
+        self._book.check_unmap(address, nbytes)
         _mmap("unmap", address, nbytes, _NO_ACCESS, _RESERVED_ONLY | _MAP_FIXED, -1, 0)
-        del self._mapped[address]
-        self._mapped_addresses.remove(address)
-        self._mappings[handle] -= 1
+        self._book.unmapped(address)
 
     def release(self, handle: PhysicalHandle) -> None:
-        sizes = f"{handle.nbytes} bytes"
-        if handle not in self._offsets:
-            raise VmmError("release", sizes, "unknown handle")
-        if self._mappings[handle]:
-            raise VmmError("release", sizes, "still mapped: unmap it first")
-        del self._mappings[handle]
+        self._book.check_release(handle)
         self._punch(self._offsets.pop(handle), handle.nbytes)
+        self._book.released(handle)
         self._close_if_unused()
 
     def free(self, reserved: VirtualRange) -> None:
-        sizes = f"{reserved.nbytes} bytes at {reserved.address:#x}"
-        if self._reserved.get(reserved.address) != reserved:
-            raise VmmError("free", sizes, "not reserved")
-        if self._overlaps_mapping(reserved.address, reserved.nbytes):
-            raise VmmError("free", sizes, "still mapped: unmap it first")
+        self._book.check_free(reserved)
         if _libc.munmap(reserved.address, reserved.nbytes):
+            sizes = f"{reserved.nbytes} bytes at {reserved.address:#x}"
             raise VmmError("free", sizes, os.strerror(ctypes.get_errno()))
-        del self._reserved[reserved.address]
+        self._book.freed(reserved)
 
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:
         buffer = (ctypes.c_uint8 * nbytes).from_address(address)
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
-    def _check_size(self, call: str, nbytes: int) -> None:
-        if nbytes <= 0 or nbytes % self.granularity_bytes:
-            reason = f"not a positive multiple of {self.granularity_bytes}"
-            raise VmmError(call, f"{nbytes} bytes", reason)
+    def near(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    def _is_reserved(self, address: int, nbytes: int) -> bool:
-        return any(
-            r.address <= address and address + nbytes <= r.address + r.nbytes
-            for r in self._reserved.values()
-        )
+    def pin(self, host: torch.Tensor) -> None:
+        return
 
-    def _overlaps_mapping(self, address: int, nbytes: int) -> bool:
-        following = bisect.bisect_left(self._mapped_addresses, address + nbytes)
-        if following == 0:
-            return False
-        start = self._mapped_addresses[following - 1]
-        return address < start + self._mapped[start].nbytes
+    def unpin(self, host: torch.Tensor) -> None:
+        return
+
+    def close(self) -> None:
+        if not self._book.empty:
+            raise VmmError("close", f"{self.created_bytes} bytes", "still reserved or created")
 
     def _punch(self, offset: int, nbytes: int) -> None:
         mode = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE

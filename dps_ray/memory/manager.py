@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Self
 
 from dps_ray.commands import StepCommand
+from dps_ray.memory.driver import Fence
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
-from dps_ray.memory.restore import Fence, RestoreCounters, RestoreResult, RestoreWorker
+from dps_ray.memory.restore import RestoreCounters, RestoreResult, RestoreWorker
 
 
 class MemoryManager:

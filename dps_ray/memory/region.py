@@ -203,8 +203,11 @@ class SharedRegion:
 
     def close(self) -> None:
         """Give all memory back; no view may be used any more. Idempotent."""
-        self._teardown.close()
-        self._arena.close()
+        with ExitStack() as teardown:
+            teardown.callback(self._arena.close)
+            teardown.push(self._teardown.pop_all())
+            teardown.callback(self.driver.transfer.synchronize)
+            teardown.callback(self.driver.compute.synchronize)
 
     def __enter__(self) -> Self:
         return self

@@ -6,18 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from dps_ray.commands import RestoreTask
+from dps_ray.memory.driver import Fence
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
 
-
-class Fence(Protocol):
-    """Completion of every step that was scheduled before a unit became free."""
-
-    def wait(self) -> None:
-        """Return once they have completed."""
+CHUNKS_IN_FLIGHT = 2
+"""Chunks given to the link at once: one being copied, and one behind it that hides the time it
+takes to issue. A steal waits for this many at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +86,8 @@ class RestoreWorker:
         """The active task was cancelled: no further effect may begin."""
         self._in_effect = False
         """The active task is copying, remapping or reporting right now."""
+        self._issued: Fence | None = None
+        """The latest chunk given to the link, of whichever task."""
         self._stopping = False
         self._counters = RestoreCounters()
         self._died: BaseException | None = None
@@ -108,8 +107,9 @@ class RestoreWorker:
     def cancel(self, task: RestoreTask) -> None:
         """Abandon a restore, queued or running; no effect on a finished one.
 
-        When this returns, no chunk of the task is in flight, none will be issued, and ``on_done``
-        either has returned for it or will never be called.
+        When this returns, no chunk of the task will be issued, all later work of the compute
+        executor runs after those in flight, and ``on_done`` either has returned for it or will
+        never be called. Call it where the steps are launched from.
         """
         with self._changed:
             kept = deque(item for item in self._queue if item[0] != task)
@@ -120,6 +120,9 @@ class RestoreWorker:
                 self._abandoned = True
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._active != task or not self._in_effect)
+                # The worker may have gone on to another task: its chunk is no earlier than ours.
+                if self._issued is not None:
+                    self._region.driver.compute.wait_for(self._issued)
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is queued or running; whether that came before the timeout."""
@@ -173,15 +176,16 @@ class RestoreWorker:
         nbytes, error = 0, None
         busy_before_s = self.counters().busy_seconds
         try:
-            fence.wait()
-            with self._effect():
-                self._region.rebind(task.segment, task.unit)
+            self._bind(task, fence)
             nbytes = self._copy(task)
             error = self._mismatch(task)
         except _CancelledError:
             self._count_locked(cancelled=1)
             return
         except Exception as failure:
+            # The failure is reported below, and then the unit is zeroed for the KV cache: chunks
+            # in flight must have landed by then.
+            self._region.driver.transfer.synchronize()
             error = f"segment {task.segment} was not restored into unit {task.unit}: {failure}"
         seconds = self.counters().busy_seconds - busy_before_s
         result = RestoreResult(task, error is None, nbytes, seconds, error)
@@ -192,20 +196,43 @@ class RestoreWorker:
         except _CancelledError:
             self._count_locked(cancelled=1)
 
+    def _bind(self, task: RestoreTask, fence: Fence) -> None:
+        transfer = self._region.driver.transfer
+        if self._region.unit_of(task.segment) == task.unit:
+            transfer.wait_for(fence)
+            return
+        # No stream orders a remap: all that may use the addresses must be over, on the host's word.
+        fence.wait()
+        transfer.synchronize()
+        with self._effect():
+            self._region.rebind(task.segment, task.unit)
+
     def _copy(self, task: RestoreTask) -> int:
         destination = self._region.segment_view(task.segment)
         source = self._region.backup.segment(task.segment)
         transfer = self._region.driver.transfer
+        in_flight: deque[Fence] = deque()
         for start in range(0, source.numel(), self._chunk_bytes):
             chunk = slice(start, min(start + self._chunk_bytes, source.numel()))
-            self._pause(self._pacer.next_delay_s(chunk.stop - chunk.start))
+            delay_s = self._pacer.next_delay_s(chunk.stop - chunk.start)
+            self._land(in_flight, 0 if delay_s > 0 else CHUNKS_IN_FLIGHT - 1)
+            self._pause(delay_s)
+            began_s = time.monotonic()
             with self._effect():
-                began_s = time.monotonic()
                 transfer.copy(destination[chunk], source[chunk])
-                transfer.synchronize()
-                busy_s = time.monotonic() - began_s
-                self._count_locked(bytes=chunk.stop - chunk.start, busy_seconds=busy_s)
+                self._issued = transfer.mark()
+            in_flight.append(self._issued)
+            busy_s = time.monotonic() - began_s
+            self._count_locked(bytes=chunk.stop - chunk.start, busy_seconds=busy_s)
+        self._land(in_flight, 0)
         return source.numel()
+
+    def _land(self, in_flight: deque[Fence], allowed: int) -> None:
+        """Wait until no more than ``allowed`` chunks are in flight, oldest first."""
+        began_s = time.monotonic()
+        while len(in_flight) > allowed:
+            in_flight.popleft().wait()
+        self._count_locked(busy_seconds=time.monotonic() - began_s)
 
     def _mismatch(self, task: RestoreTask) -> str | None:
         if not self._verify:

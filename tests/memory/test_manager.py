@@ -26,11 +26,11 @@ from hypothesis.stateful import (
 )
 
 from dps_ray.commands import RestoreTask, StepCommand
-from dps_ray.memory.driver import Executor
+from dps_ray.memory.driver import Executor, Fence
 from dps_ray.memory.host_driver import HostDriver, HostExecutor
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.memory.pacing import Pacer
-from dps_ray.memory.restore import Fence, RestoreResult
+from dps_ray.memory.restore import RestoreResult
 from dps_ray.modes import Mode
 
 if TYPE_CHECKING:
@@ -189,8 +189,8 @@ class RankMachine(RuleBasedStateMachine):
         self.command(set(), set(), set(self.kv), order, NoFence())
         self.settle()
         assert not self.kv
+        self.must(self.rig.layers_intact(), "a layer differs from the model")
         self.manager.verify_all()
-        assert self.rig.layers_intact()
 
     def command(
         self, lend: set[int], steal: set[int], free: set[int], order: list[int], fence: Fence
