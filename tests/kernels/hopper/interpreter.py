@@ -1,0 +1,88 @@
+"""Running Triton kernels on the CPU, in the process that also compiles them.
+
+`TRITON_INTERPRET=1` acts when a kernel is decorated and for the whole process. `interpreted` sends
+kernels that are decorated already, and what they call, through the same interpreter, and teaches it
+their inline assembly.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import triton.language as tl
+from triton import knobs
+from triton.runtime.interpreter import (
+    InterpretedFunction,
+    InterpreterBuilder,
+    TensorHandle,
+    _get_np_dtype,
+)
+from triton.runtime.jit import JITFunction
+
+from tests.kernels.hopper import ptx
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Interpret every kernel that is started inside, on CPU tensors."""
+
+    @cache
+    def of(function: Callable[..., Any]) -> InterpretedFunction:
+        return InterpretedFunction(function)
+
+    def start(kernel: JITFunction, *args: Any, **options: Any) -> Any:
+        return of(kernel.fn).run(*args, **options)
+
+    def call(kernel: JITFunction, *args: Any, **options: Any) -> Any:
+        return of(kernel.fn)(*args, **options)
+
+    with (
+        mock.patch.object(JITFunction, "run", start),
+        mock.patch.object(JITFunction, "__call__", call),
+        mock.patch.object(InterpreterBuilder, "create_inline_asm", _inline_assembly),
+        knobs.runtime.scope(),
+    ):
+        knobs.runtime.interpret = True
+        yield
+
+
+class _Results(list[TensorHandle]):
+    """What the language expects of an operation with several results."""
+
+    def get_result(self, index: int) -> TensorHandle:
+        return self[index]
+
+
+def _inline_assembly(
+    builder: InterpreterBuilder,
+    assembly: str,
+    constraints: str,
+    values: list[TensorHandle],
+    types: list[tl.block_type],
+    pure: bool,
+    pack: int,
+) -> _Results:
+    """Pack ``pack`` elements of each value into 32-bit registers, run, and unpack the results."""
+    inputs = [register for value in values for register in _registers(value.data, pack)]
+    kinds = [name.strip() for name in constraints.split(",")]
+    count = kinds.count("=r")
+    if kinds != ["=r"] * count + ["r"] * len(inputs):
+        raise NotImplementedError(f"constraints {constraints!r} for {len(inputs)} input registers")
+    outputs = ptx.run(assembly, inputs, count)
+    results = _Results()
+    for of_type in types:
+        width = of_type.element_ty.primitive_bitwidth // 8
+        registers = [outputs.pop(0) for _ in range(pack * width // 4)]
+        data = np.stack(np.broadcast_arrays(*registers, inputs[0])[:-1], axis=-1)
+        elements = data.view(_get_np_dtype(of_type)).reshape(values[0].data.shape)
+        results.append(TensorHandle(elements, of_type.element_ty))
+    return results
+
+
+def _registers(data: np.ndarray, pack: int) -> list[np.ndarray]:
+    """32-bit registers that hold ``pack`` neighbours each time, the first in the low bits."""
+    groups = np.ascontiguousarray(data).reshape(-1, pack).view(np.uint32)
+    return list(groups.T)
