@@ -6,8 +6,7 @@ order makes one aligned 32-bit word: loaded as such, decoded four weights at a t
 and its two results are the fragment. Bringing the columns back into logical order only renames
 registers. Tiles of bytes would be packed across rows and lie unswizzled in shared memory.
 
-``SM`` is the compute capability compiled for. 0 selects plain Triton operations with the same
-results, for the interpreter, which runs no PTX.
+``SM`` is the compute capability compiled for, 80 for 8.0.
 """
 
 import triton
@@ -78,15 +77,8 @@ FOUR_HALVES = tl.constexpr((tl.float16, tl.float16, tl.float16, tl.float16))
 
 
 @triton.jit
-def decode_full(upper, lower, E5M2: tl.constexpr, SM: tl.constexpr):
+def decode_full(upper, lower, E5M2: tl.constexpr):
     """Four FP16 tiles from int32 words of both bytes: the first, second, third, fourth weight."""
-    if SM == 0:
-        return (
-            _full_byte(upper, lower, 0, E5M2),
-            _full_byte(upper, lower, 8, E5M2),
-            _full_byte(upper, lower, 16, E5M2),
-            _full_byte(upper, lower, 24, E5M2),
-        )
     PTX: tl.constexpr = FULL_E5M2 if E5M2 else FULL_E4M3
     return tl.inline_asm_elementwise(
         PTX, "=h,=h,=h,=h,r,r", [upper, lower], FOUR_HALVES, is_pure=True, pack=1
@@ -96,40 +88,11 @@ def decode_full(upper, lower, E5M2: tl.constexpr, SM: tl.constexpr):
 @triton.jit
 def decode_fast(upper, E5M2: tl.constexpr, SM: tl.constexpr):
     """Four FP16 tiles from int32 words of the upper bytes alone; see ``unscale``."""
-    if SM == 0:
-        return (
-            _fast_byte(upper, 0, E5M2),
-            _fast_byte(upper, 8, E5M2),
-            _fast_byte(upper, 16, E5M2),
-            _fast_byte(upper, 24, E5M2),
-        )
     E4M3: tl.constexpr = FAST_E4M3_SM89 if SM >= 89 else FAST_E4M3
     PTX: tl.constexpr = FAST_E5M2 if E5M2 else E4M3
     return tl.inline_asm_elementwise(
         PTX, "=h,=h,=h,=h,r", [upper], FOUR_HALVES, is_pure=True, pack=1
     )
-
-
-@triton.jit
-def _full_byte(upper, lower, SHIFT: tl.constexpr, E5M2: tl.constexpr):
-    high = (upper >> SHIFT) & 0xFF
-    low = (lower >> SHIFT) & 0xFF
-    if E5M2:
-        bits = (high << 8 | low) - 0x80
-    else:
-        magnitude = ((high & 0x7F) - (low >> 7)) >> 1
-        bits = (high & 0x80 | magnitude) << 8 | low
-    return bits.to(tl.int16).to(tl.float16, bitcast=True)
-
-
-@triton.jit
-def _fast_byte(upper, SHIFT: tl.constexpr, E5M2: tl.constexpr):
-    high = (upper >> SHIFT) & 0xFF
-    if E5M2:
-        bits = high << 8
-    else:
-        bits = (high & 0x80) << 8 | (high & 0x7F) << 7
-    return bits.to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -148,7 +111,7 @@ def weight_tile(
     ``lower`` is not looked at, and sums over the result are to be unscaled.
     """
     if FULL:
-        w00, w01, w10, w11 = decode_full(upper, lower, E5M2, SM)
+        w00, w01, w10, w11 = decode_full(upper, lower, E5M2)
     else:
         w00, w01, w10, w11 = decode_fast(upper, E5M2, SM)
     words = tl.join(tl.join(w00, w01), tl.join(w10, w11))  # [ROWS, word, j0, j1]

@@ -24,6 +24,8 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.hopper import ptx
 
+_RESULTS = {"=r": np.dtype(np.uint32), "=h": np.dtype(np.uint16)}
+
 
 @contextmanager
 def interpreted() -> Iterator[None]:
@@ -65,18 +67,23 @@ def _inline_assembly(
     pure: bool,
     pack: int,
 ) -> _Results:
-    """Pack ``pack`` elements of each value into 32-bit registers, run, and unpack the results."""
+    """Pack ``pack`` elements of each value into 32-bit registers, run, and unpack the results.
+
+    Results are 32-bit registers, or all 16-bit ones.
+    """
     inputs = [register for value in values for register in _registers(value.data, pack)]
     kinds = [name.strip() for name in constraints.split(",")]
-    count = kinds.count("=r")
-    if kinds != ["=r"] * count + ["r"] * len(inputs):
+    kind = kinds[0]
+    count = kinds.count(kind)
+    if kind not in _RESULTS or kinds != [kind] * count + ["r"] * len(inputs):
         raise NotImplementedError(f"constraints {constraints!r} for {len(inputs)} input registers")
     outputs = ptx.run(assembly, inputs, count)
     results = _Results()
     for of_type in types:
         width = of_type.element_ty.primitive_bitwidth // 8
-        registers = [outputs.pop(0) for _ in range(pack * width // 4)]
-        data = np.stack(np.broadcast_arrays(*registers, inputs[0])[:-1], axis=-1)
+        register = _RESULTS[kind]
+        registers = [outputs.pop(0) for _ in range(pack * width // register.itemsize)]
+        data = np.stack(np.broadcast_arrays(*registers, inputs[0])[:-1], axis=-1).astype(register)
         elements = data.view(_get_np_dtype(of_type)).reshape(values[0].data.shape)
         results.append(TensorHandle(elements, of_type.element_ty))
     return results

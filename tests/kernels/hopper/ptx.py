@@ -14,7 +14,7 @@ Registers = np.ndarray
 
 
 def run(assembly: str, inputs: list[Registers], results: int) -> list[Registers]:
-    """Execute ``assembly`` whose operands are ``results`` outputs, then the inputs, all 32 bits."""
+    """Execute ``assembly`` whose operands are ``results`` outputs, then the inputs."""
     values = {f"${results + i}": register.astype(np.uint32) for i, register in enumerate(inputs)}
     text = re.sub(r"//[^\n]*", "", assembly).strip()
     for statement in text.strip("{} \n").split(";"):
@@ -25,7 +25,7 @@ def run(assembly: str, inputs: list[Registers], results: int) -> list[Registers]
 
 def _execute(statement: str, values: dict[str, Registers]) -> None:
     name, operands = statement.split(None, 1)
-    split = re.fullmatch(r"\{\s*(\w+)\s*,\s*(\w+)\s*\}\s*,\s*(\S+)", operands)
+    split = re.fullmatch(r"\{\s*(\S+)\s*,\s*(\S+)\s*\}\s*,\s*(\S+)", operands)
     if split and name == "mov.b32":
         low, high, source = split.groups()
         values[low], values[high] = values[source] & 0xFFFF, values[source] >> 16
