@@ -5,7 +5,7 @@ from typing import Any
 
 import dps_kernels
 import torch
-from dps_kernels import ROW_MAJOR, Packing
+from dps_kernels import ROW_MAJOR, Layout
 from torch.nn.functional import pad
 from vllm._custom_ops import cpu_prepack_moe_weight
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -15,16 +15,16 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 )
 
 from dps_ray.engine import rank as ranks
-from dps_ray.engine.split_weight import SplitWeight, encode_weight, place
+from dps_ray.engine.split_weight import SplitWeight, encode_weight, place, place_fused
 
-_CANDIDATE_PACKINGS = tuple(
-    Packing(rows, interleave) for interleave in (1, 2, 4) for rows in (8, 16, 32, 64)
+_CANDIDATE_LAYOUTS = tuple(
+    Layout(rows, interleave) for interleave in (1, 2, 4) for rows in (8, 16, 32, 64)
 )
 _SHIFTLESS_FORMATS = ("e4m3", "e5m2")
 
 
 class DpsMoEMethod(UnquantizedFusedMoEMethod):
-    """Routed experts in two bytes: the fused path reads rows, the exact one vLLM's packed layout.
+    """Routed experts in two bytes: in the order of the fused kernels or in vLLM's own.
 
     The stock set-up runs first (padding, packing, routing configuration); the split bytes then
     replace its weights.
@@ -42,10 +42,10 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
         super().process_weights_after_loading(layer)
         isa = self.moe_kernel.fused_experts.isa
         rows = self._padded(rows)
-        packings = {name: _packing(isa, *weight.shape[1:]) for name, weight in rows.items()}
+        layouts = {name: _layout(isa, *weight.shape[1:]) for name, weight in rows.items()}
         encoded = {
             name: encode_weight(
-                f"{self.prefix}.{name}", weight, self._formats(packings[name] is not None)
+                f"{self.prefix}.{name}", weight, self._formats(layouts[name] is not None)
             )
             for name, weight in rows.items()
         }
@@ -59,10 +59,10 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
             if weight is None:
                 continue
             if self.fused:
-                split = place(weight)
+                split = place_fused(weight)
             else:
                 permute = partial(cpu_prepack_moe_weight, isa=isa)
-                split = place(weight, permute, packings[name] or ROW_MAJOR)
+                split = place(weight, permute, layouts[name] or ROW_MAJOR)
             setattr(self, name, split)
             getattr(layer, f"{name}_weight").data = torch.empty(0, dtype=split.dtype)
 
@@ -129,26 +129,26 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
             "w2": pad(rows["w2"], (0, extra)),
         }
 
-    def _formats(self, packing_known: bool) -> tuple[str, ...] | None:
+    def _formats(self, layout_known: bool) -> tuple[str, ...] | None:
         """A shift per row needs to know where the stock packing puts the rows."""
-        if packing_known or ranks.current().fused:
+        if layout_known or ranks.current().fused:
             return None
         allowed = ranks.current().options.formats
         return tuple(fmt for fmt in allowed if fmt in _SHIFTLESS_FORMATS)
 
 
 @cache
-def _packing(isa: str, rows: int, columns: int) -> Packing | None:
+def _layout(isa: str, rows: int, columns: int) -> Layout | None:
     """How the stock kernel orders an expert's elements, read off by packing row numbers."""
     numbers = torch.arange(rows, dtype=torch.int16).unsqueeze(1).expand(rows, columns)
     packed = cpu_prepack_moe_weight(numbers.contiguous().view(torch.float16).unsqueeze(0), isa)
     found = packed.view(torch.int16).reshape(-1).to(torch.int64)
     position = torch.arange(rows * columns)
-    for packing in _CANDIDATE_PACKINGS:
-        height, width = packing
+    for layout in _CANDIDATE_LAYOUTS:
+        height, width, _ = layout
         if rows % height or columns % width:
             continue
         block, within = position // (height * columns), position % (height * width)
         if torch.equal(found, block * height + within // width):
-            return packing
+            return layout
     return None

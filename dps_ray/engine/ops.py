@@ -6,7 +6,7 @@ precisions and a switch never recompiles.
 
 import dps_kernels
 import torch
-from dps_kernels import Planes
+from dps_kernels import ROW_MAJOR, Layout, Planes
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from dps_ray.engine import rank as ranks
@@ -15,11 +15,15 @@ from dps_ray.modes import Mode
 
 
 def planes_now(
-    upper: torch.Tensor, lower: torch.Tensor, fmt: str, row_shift: torch.Tensor | None
+    upper: torch.Tensor,
+    lower: torch.Tensor,
+    fmt: str,
+    row_shift: torch.Tensor | None,
+    layout: Layout = ROW_MAJOR,
 ) -> Planes:
     """The bytes the running step may read: in fast mode the lower ones may hold KV blocks."""
     full = ranks.current().mode is Mode.FULL
-    return Planes(upper, lower if full else None, fmt, row_shift)
+    return Planes(upper, lower if full else None, fmt, row_shift, layout)
 
 
 def _dps_linear(
@@ -31,8 +35,11 @@ def _dps_linear(
     misfit_value: torch.Tensor | None,
     bias: torch.Tensor | None,
     fmt: str,
+    layout: list[int],
 ) -> torch.Tensor:
-    planes = planes_now(upper, lower, fmt, row_shift)
+    rows, interleave, k16 = layout
+    order = Layout(rows, interleave, bool(k16))
+    planes = planes_now(upper, lower, fmt, row_shift, order)
     if ranks.current().fused:
         return dps_kernels.linear(x, planes, bias)
     weight = ranks.current().scratch(upper.shape, x.dtype)
@@ -51,6 +58,7 @@ def _dps_linear_fake(
     misfit_value: torch.Tensor | None,
     bias: torch.Tensor | None,
     fmt: str,
+    layout: list[int],
 ) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], upper.shape[0])
 

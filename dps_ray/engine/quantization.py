@@ -21,7 +21,7 @@ from dps_ray.engine import rank as ranks
 from dps_ray.engine.kept_whole import reason_to_keep
 from dps_ray.engine.moe import DpsMoEMethod
 from dps_ray.engine.ops import register_ops
-from dps_ray.engine.split_weight import encode_weight, place, report_whole
+from dps_ray.engine.split_weight import encode_weight, place, place_fused, report_whole
 from dps_ray.engine.stock_gemm import is_plain_torch
 
 
@@ -76,11 +76,12 @@ class DpsLinearMethod(UnquantizedLinearMethod):
         if encoded is None:
             super().process_weights_after_loading(layer)
             return
-        split_weight = place(encoded)
+        split_weight = place_fused(encoded) if ranks.current().fused else place(encoded)
         layer.weight = Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
         layer.dps_upper = Parameter(split_weight.upper, requires_grad=False)
         layer.dps_lower = Parameter(split_weight.lower, requires_grad=False)
         layer.register_buffer("dps_row_shift", split_weight.row_shift, persistent=False)
+        layer.dps_layout = [int(field) for field in split_weight.layout]
         misfits = split_weight.misfits
         for name in ("index", "value"):
             tensor = None if misfits is None else getattr(misfits, name)
@@ -98,6 +99,7 @@ class DpsLinearMethod(UnquantizedLinearMethod):
             layer.dps_misfit_value,
             bias,
             layer.dps_fmt,
+            layer.dps_layout,
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import dps_kernels
 import torch
-from dps_kernels import ROW_MAJOR, Packing, Planes
+from dps_kernels import ROW_MAJOR, Layout, Planes, preferred_layout, to_layout
 
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.ops import planes_now
@@ -31,17 +31,17 @@ class SplitWeight:
     row_shift: torch.Tensor | None
     misfits: Misfits | None
     dtype: torch.dtype
-    packing: Packing
+    layout: Layout
 
     def planes(self) -> Planes:
         """The bytes the running step may read."""
-        return planes_now(self.upper, self.lower, self.fmt, self.row_shift)
+        return planes_now(self.upper, self.lower, self.fmt, self.row_shift, self.layout)
 
     def rebuild_experts(self, experts: torch.Tensor, slot: str) -> torch.Tensor:
         """16-bit weights ``[E, N, K]`` of the named experts; those of the others are undefined."""
         planes = self.planes()
         buffer = ranks.current().scratch(self.upper.shape, self.dtype, slot)
-        dps_kernels.reconstruct(buffer, planes, self.packing, experts)
+        dps_kernels.reconstruct(buffer, planes, experts)
         if self.misfits is not None and planes.lower is not None:
             apply_misfits(buffer, self.misfits)
         return buffer
@@ -95,10 +95,24 @@ def report_whole(name: str, weight: torch.Tensor, reason: str) -> None:
     )
 
 
+def place_fused(encoded: EncodedWeight) -> SplitWeight:
+    """Give both bytes their homes in the order the fused kernels like best.
+
+    Misfits are dropped: the fused kernels multiply by the values the format holds.
+    """
+    nested = encoded.nested
+    rows, columns = nested.upper.shape[-2:]
+    layout = preferred_layout(nested.upper.device.type, rows, columns, nested.dtype)
+    ordered = replace(
+        nested, upper=to_layout(nested.upper, layout), lower=to_layout(nested.lower, layout)
+    )
+    return place(replace(encoded, nested=ordered, misfits=None), layout=layout)
+
+
 def place(
-    encoded: EncodedWeight, permute: Permutation | None = None, packing: Packing = ROW_MAJOR
+    encoded: EncodedWeight, permute: Permutation | None = None, layout: Layout = ROW_MAJOR
 ) -> SplitWeight:
-    """Give both bytes their homes, in the order ``permute`` makes (``packing`` describes it)."""
+    """Give both bytes their homes, in the order ``permute`` makes (``layout`` describes it)."""
     nested, misfits = encoded.nested, encoded.misfits
     upper, lower = nested.upper, nested.lower
     if permute is not None:
@@ -112,7 +126,7 @@ def place(
         row_shift=nested.row_shift,
         misfits=misfits,
         dtype=nested.dtype,
-        packing=packing,
+        layout=layout,
     )
 
 

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from dps_kernels.planes import Packing, Planes
+from dps_kernels.planes import Planes, from_layout, to_layout
 
 
-def decode(planes: Planes, packing: Packing) -> Tensor:
-    """Values of the weight as float32, in the planes' own element order."""
+def decode(planes: Planes) -> Tensor:
+    """Values of the weight as float32, in row-major order."""
     upper = planes.upper.to(torch.int16)
     if planes.lower is None:
         eighths = upper << 8
@@ -19,15 +19,17 @@ def decode(planes: Planes, packing: Packing) -> Tensor:
         parity = planes.lower.to(torch.int16) >> 7
         magnitude = (((upper & 0x7F) - parity) >> 1) & 0x3F
         bits = ((upper & 0x80 | magnitude) << 8) | planes.lower.to(torch.int16)
-    values = bits.view(torch.float16).float()
+    values = from_layout(bits.view(torch.float16), planes.layout).float()
     if planes.row_shift is None:
         return values
     shift = planes.row_shift.to(torch.int32)
     scale = ((127 - shift) << 23).view(torch.float32)  # 2^-shift, from its bits
-    rows, columns = planes.upper.shape[-2:]
-    per_block, interleave = packing.rows_per_block, packing.interleave or columns
-    blocks = values.view(-1, rows // per_block, columns // interleave, per_block, interleave)
-    return (blocks * scale.view(-1, rows // per_block, 1, per_block, 1)).view_as(values)
+    return values * scale.unsqueeze(-1)
+
+
+def reconstruct(out: Tensor, planes: Planes) -> None:
+    """Write the values in the planes' own order, rounded to ``out.dtype``."""
+    out.copy_(to_layout(decode(planes), planes.layout))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

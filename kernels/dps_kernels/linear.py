@@ -19,7 +19,7 @@ def linear(x: Tensor, planes: Planes, bias: Tensor | None = None) -> Tensor:
     x
         [..., K], float32, float16 or bfloat16.
     planes
-        Row-major weight [N, K]; without ``lower`` the fast-mode weight is used.
+        Weight [N, K]; without ``lower`` the fast-mode weight is used.
     bias
         [N], any of these float types, or ``None``.
 
@@ -34,12 +34,12 @@ def linear(x: Tensor, planes: Planes, bias: Tensor | None = None) -> Tensor:
         Names the argument whose shape or dtype does not fit.
     """
     check_planes(planes, (2,))
-    upper, lower, fmt, row_shift = planes
+    upper, lower, fmt, row_shift, layout = planes
     _check_operands(x, upper, bias)
-    if runs_compiled(upper):
+    if runs_compiled(upper) and layout == ROW_MAJOR:
         y: Tensor = torch.ops.dps_kernels.linear(x, upper, lower, fmt == "e5m2", row_shift, bias)
         return y
-    return fallback.linear(x, fallback.decode(planes, ROW_MAJOR), bias)
+    return fallback.linear(x, fallback.decode(planes), bias)
 
 
 def linear_16bit(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

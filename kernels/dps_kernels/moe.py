@@ -23,9 +23,9 @@ def moe(
     x
         [T, H], float32, float16 or bfloat16.
     w13
-        Row-major [E, 2I, H]: gate rows, then up rows.
+        [E, 2I, H]: gate rows, then up rows.
     w2
-        Row-major [E, H, I].
+        [E, H, I].
     topk_weights, topk_ids
         [T, top-k]: the routing weights and the experts' numbers, 0 to E - 1.
     activation
@@ -46,7 +46,8 @@ def moe(
     _check_shapes(x, w13.upper, w2.upper, topk_weights, topk_ids)
     if activation != "silu":
         raise ValueError(f"activation is {activation!r}: only 'silu' is supported")
-    if runs_compiled(w13.upper):
+    row_major = w13.layout == w2.layout == ROW_MAJOR
+    if runs_compiled(w13.upper) and row_major:
         y: Tensor = torch.ops.dps_kernels.moe(
             x,
             *(w13.upper, w13.lower, w13.fmt == "e5m2", w13.row_shift),
@@ -55,8 +56,7 @@ def moe(
             topk_ids,
         )
         return y
-    weights = fallback.decode(w13, ROW_MAJOR), fallback.decode(w2, ROW_MAJOR)
-    return fallback.moe(x, *weights, topk_weights, topk_ids)
+    return fallback.moe(x, fallback.decode(w13), fallback.decode(w2), topk_weights, topk_ids)
 
 
 def _check_shapes(

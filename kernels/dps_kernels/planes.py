@@ -1,4 +1,4 @@
-"""The weights that the kernels read, how they may be packed, and the checks on both."""
+"""The weights that the kernels read, the order of their bytes, and the checks on both."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,26 @@ from torch import Tensor
 FORMATS = ("e4m3", "e4m3_row", "e5m2")
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, *HALVES)
+
+
+class Layout(NamedTuple):
+    """Order of the elements within one matrix [N, K], the same in both planes.
+
+    ``[N/R][K/I][R][I]`` of the columns in their order, or with ``k16`` of the columns permuted
+    within every 16: ``stored[4t + 2i + j] = column[8i + 2t + j]``, so that one thread of a tensor
+    core finds its operands side by side.
+    """
+
+    rows_per_block: int = 1
+    """R. Divides N."""
+    interleave: int = 0
+    """I. Divides K; 0 stands for K, which is row-major order."""
+    k16: bool = False
+    """Whether columns are permuted within groups of 16. Divides K."""
+
+
+ROW_MAJOR = Layout()
+K16 = Layout(k16=True)
 
 
 class Planes(NamedTuple):
@@ -21,23 +41,58 @@ class Planes(NamedTuple):
     """``e4m3``, ``e4m3_row`` or ``e5m2``."""
     row_shift: Tensor | None
     """int8 [N] or [E, N] for ``e4m3_row``: row ``n`` holds ``w * 2**row_shift[n]``."""
+    layout: Layout = ROW_MAJOR
+    """Order of the elements of ``upper`` and ``lower``, see `preferred_layout`."""
 
 
-class Packing(NamedTuple):
-    """Order of elements within one matrix: ``[N/R][K/I][R][I]``."""
+def preferred_layout(device_type: str, rows: int, columns: int, act_dtype: torch.dtype) -> Layout:
+    """Give the order in which the kernels of a device read weights fastest.
 
-    rows_per_block: int = 1
-    """R. Divides N."""
-    interleave: int = 0
-    """I. Divides K; 0 stands for K, which is row-major order."""
+    Parameters
+    ----------
+    device_type
+        ``"cpu"`` or ``"cuda"``.
+    rows, columns
+        N and K of one matrix.
+    act_dtype
+        Type of the activations, and of the weight before it was split.
+    """
+    if device_type == "cuda" and columns % 16 == 0:
+        return K16
+    return ROW_MAJOR
 
 
-ROW_MAJOR = Packing()
+def to_layout(plane: Tensor, layout: Layout) -> Tensor:
+    """Reorder a row-major tensor [..., N, K] into a layout; its shape and bytes are kept.
+
+    Raises
+    ------
+    ValueError
+        If the layout does not divide the matrix.
+    """
+    rows, interleave, k16 = check_layout(layout, *plane.shape[-2:])
+    lead = plane.shape[:-2]
+    if k16:
+        plane = plane.unflatten(-1, (-1, 2, 4, 2)).transpose(-3, -2).reshape(plane.shape)
+    blocks = plane.unflatten(-1, (-1, interleave)).unflatten(-3, (-1, rows)).transpose(-3, -2)
+    return blocks.reshape(*lead, *plane.shape[-2:]).contiguous()
+
+
+def from_layout(plane: Tensor, layout: Layout) -> Tensor:
+    """Undo `to_layout`."""
+    n, k = plane.shape[-2:]
+    rows, interleave, k16 = check_layout(layout, n, k)
+    lead = plane.shape[:-2]
+    blocks = plane.reshape(*lead, n // rows, k // interleave, rows, interleave).transpose(-3, -2)
+    ordered = blocks.reshape(*lead, n, k)
+    if k16:
+        ordered = ordered.unflatten(-1, (-1, 4, 2, 2)).transpose(-3, -2).reshape(plane.shape)
+    return ordered
 
 
 def check_planes(planes: Planes, dimensions: tuple[int, ...]) -> None:
     """Raise for planes that the kernels cannot read, naming what is wrong."""
-    upper, lower, fmt, row_shift = planes
+    upper, lower, fmt, row_shift, layout = planes
     if fmt not in FORMATS:
         raise ValueError(f"fmt is {fmt!r}: use one of {', '.join(FORMATS)}")
     if upper.dim() not in dimensions or upper.numel() == 0:
@@ -53,16 +108,19 @@ def check_planes(planes: Planes, dimensions: tuple[int, ...]) -> None:
         )
     if row_shift is not None:
         check_tensor("row_shift", row_shift, upper.shape[:-1], (torch.int8,))
+    check_layout(layout, *upper.shape[-2:])
 
 
-def check_packing(packing: Packing, rows: int, columns: int) -> Packing:
-    """Give the packing with its ``interleave`` resolved, or raise if the matrix does not divide."""
-    interleave = packing.interleave or columns
-    if packing.rows_per_block < 1 or rows % packing.rows_per_block:
-        raise ValueError(f"rows_per_block is {packing.rows_per_block}: it must divide {rows} rows")
+def check_layout(layout: Layout, rows: int, columns: int) -> Layout:
+    """Give the layout with its ``interleave`` resolved, or raise if the matrix does not divide."""
+    interleave = layout.interleave or columns
+    if layout.rows_per_block < 1 or rows % layout.rows_per_block:
+        raise ValueError(f"rows_per_block is {layout.rows_per_block}: it must divide {rows} rows")
     if interleave < 1 or columns % interleave:
         raise ValueError(f"interleave is {interleave}: it must divide {columns} columns")
-    return Packing(packing.rows_per_block, interleave)
+    if layout.k16 and columns % 16:
+        raise ValueError(f"k16 is set for {columns} columns: it needs a multiple of 16")
+    return Layout(layout.rows_per_block, interleave, layout.k16)
 
 
 def check_tensor(

@@ -5,21 +5,11 @@ from torch import Tensor
 
 from dps_kernels import fallback
 from dps_kernels.library import runs_compiled
-from dps_kernels.planes import (
-    HALVES,
-    ROW_MAJOR,
-    Packing,
-    Planes,
-    check_packing,
-    check_planes,
-    check_tensor,
-)
+from dps_kernels.planes import HALVES, Planes, check_layout, check_planes, check_tensor
 
 
-def reconstruct(
-    out: Tensor, planes: Planes, packing: Packing = ROW_MAJOR, experts: Tensor | None = None
-) -> None:
-    """Write the weight's 16-bit values into ``out``, element order kept.
+def reconstruct(out: Tensor, planes: Planes, experts: Tensor | None = None) -> None:
+    """Write the weight's 16-bit values into ``out``, in the order of ``planes.layout``.
 
     Parameters
     ----------
@@ -27,8 +17,6 @@ def reconstruct(
         Shape of ``planes.upper``, float16 or bfloat16 (rounded to nearest even), contiguous.
     planes
         [N, K] or [E, N, K]; without ``lower`` the fast-mode values are written.
-    packing
-        Order of the elements within one matrix, which tells their rows.
     experts
         int64 numbers of the matrices of [E, N, K] to write, or ``None`` for all.
 
@@ -38,17 +26,17 @@ def reconstruct(
         Names the argument whose shape, dtype or value does not fit.
     """
     check_planes(planes, (2, 3))
-    upper, lower, fmt, row_shift = planes
+    upper, lower, fmt, row_shift, layout = planes
     check_tensor("out", out, upper.shape, HALVES)
-    packing = check_packing(packing, *upper.shape[-2:])
+    rows_per_block, interleave, _ = check_layout(layout, *upper.shape[-2:])
     if experts is not None:
         _check_experts(experts, upper)
     if runs_compiled(upper):
         torch.ops.dps_kernels.reconstruct(
-            out, upper, lower, fmt == "e5m2", row_shift, *packing, experts
+            out, upper, lower, fmt == "e5m2", row_shift, rows_per_block, interleave, experts
         )
     elif experts is None:
-        out.copy_(fallback.decode(planes, packing))
+        fallback.reconstruct(out, planes)
     else:
         for expert in experts.tolist():
             part = Planes(
@@ -56,8 +44,9 @@ def reconstruct(
                 None if lower is None else lower[expert],
                 fmt,
                 None if row_shift is None else row_shift[expert],
+                layout,
             )
-            out[expert].copy_(fallback.decode(part, packing))
+            fallback.reconstruct(out[expert], part)
 
 
 def _check_experts(experts: Tensor, upper: Tensor) -> None:

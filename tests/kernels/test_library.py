@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 case = torch.load(sys.argv[1])
 print(dk.isa())
 for planes in case["planes"]:
-    planes = dk.Planes(*planes)
+    planes = dk.Planes(*planes, dk.Layout(*case["layout"]))
     out = torch.empty(planes.upper.shape, dtype=torch.bfloat16)
     dk.reconstruct(out, planes)
     assert torch.equal(out, case["out"].pop(0)), "reconstruct"
@@ -45,7 +45,8 @@ def test_every_lesser_instruction_set_gives_the_same_results(isa, tmp_path):
     for out, weight in zip(outs, weights, strict=True):
         dps_kernels.reconstruct(out, weight)
     case = {
-        "planes": [tuple(weight) for weight in weights],
+        "planes": [tuple(weight)[:-1] for weight in weights],
+        "layout": list(dps_kernels.ROW_MAJOR),
         "x": x,
         "out": outs,
         "y": [dps_kernels.linear(x, weight) for weight in weights],

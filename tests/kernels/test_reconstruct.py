@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dps_kernels import Packing, Planes, reconstruct
+from dps_kernels import Layout, Planes, reconstruct, to_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -42,21 +42,14 @@ def test_extreme_row_shifts_equal_the_reference(shift, full):
     assert torch.equal(bits(out), bits(values(weight, full)))
 
 
-def pack(tensor, packing):
-    """Reorder a row-major matrix into [N/R][K/I][R][I]."""
-    rows, interleave = packing
-    *_, n, k = tensor.shape
-    tiles = tensor.reshape(-1, n // rows, rows, k // interleave, interleave)
-    return tiles.transpose(2, 3).reshape(tensor.shape).contiguous()
-
-
 @st.composite
 def packed_cases(draw):
     rows = draw(st.sampled_from([1, 2, 8, 32]))
     interleave = draw(st.sampled_from([1, 2, 4, 16, 33]))
     shape = (draw(st.integers(1, 3)) * rows, draw(st.integers(1, 5)) * interleave)
     experts = draw(st.sampled_from([None, 1, 4]))
-    return Packing(rows, interleave), shape if experts is None else (experts, *shape)
+    layout = Layout(rows, interleave, shape[1] % 16 == 0 and draw(st.booleans()))
+    return layout, shape if experts is None else (experts, *shape)
 
 
 @given(
@@ -71,16 +64,17 @@ def packed_cases(draw):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_a_packed_weight_gives_the_packed_values(case, fmt, dtype, full):
-    packing, shape = case
+    layout, shape = case
     weight = nested(shape, fmt, dtype)
-    expected = pack(values(weight, full), packing)
+    expected = to_layout(values(weight, full), layout)
     whole = planes(weight, full)
     packed = whole._replace(
-        upper=pack(whole.upper, packing),
-        lower=None if whole.lower is None else pack(whole.lower, packing),
+        upper=to_layout(whole.upper, layout),
+        lower=None if whole.lower is None else to_layout(whole.lower, layout),
+        layout=layout,
     )
     out = torch.empty(shape, dtype=dtype)
-    reconstruct(out, packed, packing)
+    reconstruct(out, packed)
     assert torch.equal(bits(out), bits(expected))
 
 
@@ -108,7 +102,7 @@ def test_bad_arguments_are_named_with_their_values():
     with pytest.raises(ValueError, match="lower has strides"):
         reconstruct(out, weight._replace(lower=weight.lower.T.contiguous().T))
     with pytest.raises(ValueError, match="rows_per_block is 3"):
-        reconstruct(out, weight, Packing(3, 2))
+        reconstruct(out, weight._replace(layout=Layout(3, 2)))
     with pytest.raises(ValueError, match="omit it"):
         reconstruct(out, weight, experts=torch.zeros(1, dtype=torch.int64))
     stacked = Planes(weight.upper[None], None, "e4m3", None)
