@@ -75,6 +75,10 @@ class DpsOptions(BaseModel):
     restore_floor_bytes_per_s: Annotated[float, Field(gt=0.0)] = 64e6
     """Pacing never falls below this rate, bytes per second, so that a restore always ends."""
 
+    backup_budget_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Host memory that the residual's backup may take, bytes a rank; it is pinned for a CUDA
+    device. Default: whatever the host has."""
+
     verify_restore: bool = True
     """Compare every restored segment with the backup's checksum before full mode returns."""
 

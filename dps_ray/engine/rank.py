@@ -15,6 +15,7 @@ from dps_ray.config import DpsConfigError, DpsOptions
 from dps_ray.engine.preflight import require_few_units
 from dps_ray.engine.status_page import RankSection, StatusPage
 from dps_ray.memory.arena import ResidualArena
+from dps_ray.memory.driver import VmmError
 from dps_ray.memory.geometry import Geometry
 from dps_ray.memory.host_driver import HostDriver
 from dps_ray.memory.manager import MemoryManager
@@ -40,7 +41,11 @@ class Rank:
         self.options = options
         self.index = index
         self.report = LoadReport()
-        self.arena = ResidualArena(HostDriver(), RESIDUAL_RESERVATION_BYTES)
+        self.arena = ResidualArena(
+            HostDriver(),
+            RESIDUAL_RESERVATION_BYTES,
+            backup_budget_bytes=options.backup_budget_bytes,
+        )
         self.mode = Mode.FAST
         """Fast until the region stands: the residual has no memory behind it before that."""
         self.memory: MemoryManager | None = None
@@ -58,7 +63,13 @@ class Rank:
             The KV cache's bytes, ``[num_blocks * block_stride_bytes]`` uint8, zeroed.
         """
         require_few_units(geometry)
-        region = SharedRegion(self.arena.driver, self.arena, geometry, self.options.binding)
+        try:
+            region = SharedRegion(self.arena.driver, self.arena, geometry, self.options.binding)
+        except VmmError as error:
+            raise DpsConfigError(
+                f"rank {self.index} cannot have {geometry.total_bytes} bytes for residual and KV "
+                f"cache ({error}): lower kv_cache_memory_bytes or gpu_memory_utilization"
+            ) from error
         region.upload_all()
         self.memory = MemoryManager(
             region,
@@ -77,9 +88,11 @@ class Rank:
         section["blocks_per_unit"] = geometry.blocks_per_unit
         section["units"] = geometry.num_units
         logger.info(
-            "dps rank %d: %d base + %d elastic KV blocks, %d units of %.2f MiB, residual %.1f MiB",
+            "dps rank %d: %d base + %d elastic KV blocks, %d units of %.2f MiB, residual %.1f MiB, "
+            "its backup %.1f MiB (bytes by NUMA node: %s)",
             self.index, geometry.base_blocks, geometry.elastic_blocks, geometry.num_units,
             geometry.unit_bytes / 2**20, self.arena.used_bytes / 2**20,
+            self.arena.backup.nbytes / 2**20, self.arena.backup.bytes_by_node or "unknown",
         )  # fmt: skip
         return region.kv_tensor
 
@@ -125,6 +138,7 @@ class Rank:
             self.memory = None
         # The region closes the arena with it; a rank that never built one still holds the range.
         self.arena.close()
+        self.arena.driver.close()
 
     def _residual_intact(self) -> bool:
         assert self.memory is not None

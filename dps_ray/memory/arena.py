@@ -34,13 +34,19 @@ class ResidualArena:
         Driver of the memory that the residual will live in.
     capacity_bytes
         Upper bound of the residual with its last unit rounded up, bytes. Takes address space only.
+    backup_budget_bytes
+        Host memory that the backup may take, bytes; ``None`` for all there is.
     """
 
-    def __init__(self, driver: VmmDriver, capacity_bytes: int) -> None:
+    def __init__(
+        self, driver: VmmDriver, capacity_bytes: int, *, backup_budget_bytes: int | None = None
+    ) -> None:
         self.driver = driver
         granularity = driver.granularity_bytes
         self._range = driver.reserve(-(-capacity_bytes // granularity) * granularity)
-        self.backup = ResidualBackup(HostDriver(), self._range.nbytes)
+        self.backup = ResidualBackup(
+            HostDriver(), self._range.nbytes, device=driver, budget_bytes=backup_budget_bytes
+        )
         self._entries: list[Entry] = []
         self._used_bytes = 0
         self._sealed = False
@@ -107,10 +113,16 @@ class ResidualArena:
         return self.driver.tensor(self.address + offset, nbytes).view(lower.shape)
 
     def seal(self, segment_bytes: int) -> None:
-        """End loading: nothing more can be added, and the backup is cut into segments."""
+        """End loading: nothing more can be added, and the backup is cut into segments.
+
+        Raises
+        ------
+        DpsConfigError
+            When the host cannot pin the backup.
+        """
         if not self._sealed:
-            self._sealed = True
             self.backup.seal(self._used_bytes, segment_bytes)
+            self._sealed = True
 
     def close(self) -> None:
         """Give backup and address range back; no view may be used any more. Idempotent."""

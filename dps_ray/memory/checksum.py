@@ -12,8 +12,8 @@ interpreter lock meanwhile.
 import numpy as np
 from numpy.typing import NDArray
 
-_COLUMNS = 512
-_ROW_BYTES = 8 * _COLUMNS
+COLUMNS = 512
+ROW_BYTES = 8 * COLUMNS
 
 
 def _odd_weights(start: int, count: int) -> NDArray[np.uint64]:
@@ -25,7 +25,17 @@ def _odd_weights(start: int, count: int) -> NDArray[np.uint64]:
     return (state ^ (state >> np.uint64(31))) | np.uint64(1)
 
 
-_COLUMN_WEIGHTS = _odd_weights(0, _COLUMNS)
+def column_weights() -> NDArray[np.uint64]:
+    """The weight of each word of a row."""
+    return _odd_weights(0, COLUMNS)
+
+
+def row_weights(count: int) -> NDArray[np.uint64]:
+    """The weights of the first ``count`` rows."""
+    return _odd_weights(COLUMNS, count)
+
+
+_COLUMN_WEIGHTS = column_weights()
 
 
 def checksum64(data: NDArray[np.uint8]) -> int:
@@ -37,10 +47,10 @@ def checksum64(data: NDArray[np.uint8]) -> int:
         1-D uint8, contiguous, of any length; trailing zeros within the last 4096-byte row do not
         count.
     """
-    whole = data.size // _ROW_BYTES * _ROW_BYTES
-    rows = data[:whole].view(np.uint64).reshape(-1, _COLUMNS) @ _COLUMN_WEIGHTS
+    whole = data.size // ROW_BYTES * ROW_BYTES
+    rows = data[:whole].view(np.uint64).reshape(-1, COLUMNS) @ _COLUMN_WEIGHTS
     if whole < data.size:
-        last = np.zeros(_ROW_BYTES, dtype=np.uint8)
+        last = np.zeros(ROW_BYTES, dtype=np.uint8)
         last[: data.size - whole] = data[whole:]
         rows = np.append(rows, last.view(np.uint64) @ _COLUMN_WEIGHTS)
-    return int(rows @ _odd_weights(_COLUMNS, rows.size))
+    return int(rows @ row_weights(rows.size))

@@ -23,6 +23,7 @@ class VmmError(RuntimeError):
     def __init__(self, call: str, sizes: str, reason: str) -> None:
         super().__init__(f"{call}({sizes}): {reason}")
         self.call = call
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

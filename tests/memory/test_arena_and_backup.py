@@ -55,7 +55,7 @@ def test_views_have_the_layers_shape_and_memory_is_not_taken_yet() -> None:
 
 def test_a_backup_spans_many_extents_without_moving() -> None:
     driver = HostDriver()
-    backup = ResidualBackup(driver, 1 << 30)
+    backup = ResidualBackup(driver, 1 << 30, device=driver)
     content = torch.randint(0, 256, (40 << 20,), dtype=torch.uint8)
     backup.write(0, content[: 20 << 20])
     backup.write(20 << 20, content[20 << 20 :])
@@ -69,7 +69,7 @@ def test_a_backup_spans_many_extents_without_moving() -> None:
 
 def test_a_host_too_small_for_the_backup_is_named_with_bytes_and_remedy() -> None:
     driver = FullHost(pieces=1)
-    backup = ResidualBackup(driver, 1 << 30)
+    backup = ResidualBackup(driver, 1 << 30, device=driver)
     with pytest.raises(DpsConfigError) as caught:
         backup.write(0, torch.zeros(20 << 20, dtype=torch.uint8))
     assert "20971520 bytes" in str(caught.value)
@@ -93,3 +93,21 @@ def test_the_arena_refuses_what_it_cannot_place() -> None:
         arena.add("late", torch.zeros(1, dtype=torch.uint8))
     arena.close()
     arena.close()
+
+
+def test_a_backup_beyond_its_budget_is_refused_before_the_memory_is_taken() -> None:
+    driver = HostDriver()
+    backup = ResidualBackup(driver, 1 << 30, device=driver, budget_bytes=40 << 20)
+    backup.write(0, torch.zeros(30 << 20, dtype=torch.uint8))
+    with pytest.raises(DpsConfigError, match=r"backup_budget_bytes is 41943040: .* 50331648 bytes"):
+        backup.write(30 << 20, torch.zeros(3 << 20, dtype=torch.uint8))
+    assert backup.nbytes == 32 << 20
+    backup.close()
+
+
+def test_the_backup_says_on_which_numa_nodes_it_lies() -> None:
+    driver = HostDriver()
+    backup = ResidualBackup(driver, 1 << 30, device=driver)
+    backup.write(0, torch.ones(20 << 20, dtype=torch.uint8))
+    assert sum(backup.bytes_by_node.values()) == 20 << 20
+    backup.close()

@@ -1,0 +1,45 @@
+"""One rank by itself: what it says when its memory cannot be had."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dps_ray.config import DpsConfigError, DpsOptions
+from dps_ray.engine.rank import Rank
+from dps_ray.engine.status_page import StatusPage
+from dps_ray.memory.geometry import plan_geometry
+
+
+@pytest.fixture
+def key() -> Iterator[str]:
+    key = uuid.uuid4().hex[:16]
+    page = StatusPage.create(key)
+    yield key
+    page.remove()
+
+
+def test_more_kv_memory_than_the_machine_has_is_one_line_with_a_remedy(key: str) -> None:
+    rank = Rank(DpsOptions(key=key), 0)
+    rank.arena.add("layer", torch.zeros(1 << 20, dtype=torch.uint8))
+    geometry = plan_geometry(
+        kv_bytes=1 << 44, residual_bytes=1 << 20, block_bytes=1 << 20,
+        granularity_bytes=rank.arena.driver.granularity_bytes, unit_bytes=None,
+    )  # fmt: skip
+    with pytest.raises(DpsConfigError) as caught:
+        rank.build_region(geometry)
+    message = str(caught.value)
+    assert message.startswith(f"rank 0 cannot have {geometry.total_bytes} bytes")
+    assert "bytes are available" in message
+    assert "lower kv_cache_memory_bytes" in message
+    assert "\n" not in message
+    rank.close()
+
+
+def test_a_backup_budget_is_obeyed_while_the_model_is_loaded(key: str) -> None:
+    rank = Rank(DpsOptions(key=key, backup_budget_bytes=16 << 20), 0)
+    rank.arena.add("small", torch.zeros(1 << 20, dtype=torch.uint8))
+    with pytest.raises(DpsConfigError, match="backup_budget_bytes is 16777216"):
+        rank.arena.add("large", torch.zeros(16 << 20, dtype=torch.uint8))
+    rank.close()
