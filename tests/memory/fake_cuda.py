@@ -40,6 +40,10 @@ class FakeCuda:
         """What was taken and not given back, by kind."""
         self.refusals: dict[tuple[str, int], real.CUresult] = {}
         """Refuse the n-th call (from 0) of a name."""
+        self.damage_next_copy = False
+        self.host_may_wait = threading.Event()
+        """While clear, a thread that waits for an event stays there: nothing it waits for runs."""
+        self.host_may_wait.set()
         self.pageable_copies = 0
         """Copies whose host side was not pinned."""
         self.streams = FakeStreams()
@@ -238,6 +242,7 @@ class FakeCuda:
         return self._call("cuEventRecord", event, stream, effect=record)
 
     def cuEventSynchronize(self, event: Any) -> tuple[Any, ...]:
+        assert self.host_may_wait.wait(20.0)
         return self._call(
             "cuEventSynchronize", event, effect=lambda: self.streams.reach(int(event))
         )
@@ -248,6 +253,9 @@ class FakeCuda:
         def copy() -> None:
             self._check_access(destination, nbytes)
             ctypes.memmove(destination, source, nbytes)
+            if self.damage_next_copy:
+                self.damage_next_copy = False
+                (ctypes.c_uint8 * nbytes).from_address(destination)[nbytes - 1] ^= 0x10
 
         def queue() -> None:
             if not any(
