@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from dps_ray.checks.engine_check import check_engine
+from dps_ray.checks.memory_check import check_memory
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import TINY
@@ -29,6 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json_flag(engine)
     engine.set_defaults(run=run_engine)
+    memory = what.add_parser(
+        "memory", help="random orders on real memory, and again with each safety rule removed"
+    )
+    memory.add_argument(
+        "--operations", type=int, default=1_000_000, help="of the soak (default: 1000000)"
+    )
+    memory.add_argument(
+        "--histories",
+        type=int,
+        default=100,
+        help="short histories that Hypothesis searches; 0 without Hypothesis (default: 100)",
+    )
+    memory.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    add_json_flag(memory)
+    memory.set_defaults(run=run_memory)
 
 
 def run_engine(args: argparse.Namespace) -> int:
@@ -37,6 +53,17 @@ def run_engine(args: argparse.Namespace) -> int:
         args.model or tuple(TINY),
         args.root or cache_root(),
         cycles=args.cycles,
+        say=lambda text: say(args, text),
+    )
+    return finish(args, report)
+
+
+def run_memory(args: argparse.Namespace) -> int:
+    """Run the memory check; exit status 0 only when the soak holds and every mutant is killed."""
+    report = check_memory(
+        operations=args.operations,
+        histories=args.histories,
+        seed=args.seed,
         say=lambda text: say(args, text),
     )
     return finish(args, report)

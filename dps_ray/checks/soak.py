@@ -1,0 +1,376 @@
+"""An engine without a model: requests, scheduler and ranks on real memory, driven at random.
+
+vLLM's block pool, the SUM manager and two ranks with real bytes are the product's own. The soak
+plays vLLM's KV cache manager and the forward passes, and knows what every byte must be: each pass
+writes its blocks, then compares every KV block, live or free; each step compares every segment that
+counts as restored.
+"""
+
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Self
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher, init_none_hash
+from vllm.v1.request import Request
+
+from dps_ray.checks.soak_rank import SoakError, SoakRank
+from dps_ray.checks.soak_rules import Rules
+from dps_ray.engine.block_pool import ElasticBlockPool
+from dps_ray.engine.status_page import StatusPage
+from dps_ray.memory.region import Binding
+from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.policy import Pressure, SwitchLimits
+from dps_ray.scheduling.retry import RetryLimits
+from dps_ray.scheduling.states import UnitState
+
+RANKS = 2
+TOPICS, LONGEST_PREFIX = 3, 6
+"""Prompts of a topic begin alike, so that they share cached blocks."""
+BLOCK_TOKENS = 2
+DWELL_S = 0.3
+SWITCH_INTERVAL_S = 1e-4
+"""How long Python lets one thread run: short, so that the restores run between all lines."""
+
+
+@dataclass
+class SoakRequest:
+    """Blocks of one request: a prefix that is shared and never rewritten, then its own."""
+
+    blocks: list[KVCacheBlock]
+    prefix: int
+    scheduled: bool = False
+    """Part of a step that was planned; only then can it finish."""
+
+
+class Soak:
+    """One engine's memory under random operations; every method but the readers is one operation.
+
+    Parameters
+    ----------
+    seed
+        Of the weights and of ``step``'s delays.
+    binding
+        As in ``DpsOptions``.
+    rules
+        The parts to build from; mutants replace one of them.
+
+    Raises
+    ------
+    SoakError
+        From any operation, when a byte or a book is not what it must be.
+    """
+
+    def __init__(self, seed: int, binding: Binding = "fixed", rules: Rules | None = None) -> None:
+        rules = rules or Rules()
+        self.counts = Counter[str]()
+        self.now_s = 0.0
+        self._page = StatusPage.create(f"soak-{os.getpid()}-{next(_numbers)}")
+        self.ranks = [
+            SoakRank(binding, rules, self._page.rank(index), seed + index) for index in range(RANKS)
+        ]
+        self._reports = rules.reports(self._page, RANKS)
+        shape = self._reports.geometry()
+        self.base_blocks, self.blocks_per_unit = shape.base_blocks, shape.blocks_per_unit
+        blocks = shape.base_blocks + shape.elastic_blocks
+        plain = BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK_TOKENS)
+        self.pool = ElasticBlockPool.make_elastic(plain, shape.base_blocks, shape.blocks_per_unit)
+        self.pool.__class__ = rules.pool
+        self.pool.manager = self.manager = rules.manager(
+            rules.ledger(shape.units, shape.blocks_per_unit, binding=binding),
+            SwitchLimits(1.0, 0.6, DWELL_S, 0.0),
+            self,
+            clock=lambda: self.now_s,
+            retry=RetryLimits(attempts=1000, first_pause_s=0.0),
+        )
+        self.requests: list[SoakRequest] = []
+        self._content = np.zeros(blocks, dtype=np.uint64)
+        """What each KV block contains once all planned steps have run; one word, repeated."""
+        self._fresh: dict[int, int] = {}
+        """What the next step will write: blocks given out since the latest one, and the word."""
+        self._tags = count(1)
+        self._prefixes = [_prefix(topic) for topic in range(TOPICS)]
+
+    # --- the manager's view of the pool ----------------------------------------------------------
+
+    def reveal_unit(self, unit: int) -> None:
+        """A unit joins the KV cache: its blocks must be zero from the next step on."""
+        self.pool.reveal_unit(unit)
+        self._content[self._blocks_of(unit)] = 0
+
+    def hide_unit(self, unit: int) -> None:
+        self.pool.hide_unit(unit)
+
+    # --- what vLLM's KV cache manager does -------------------------------------------------------
+
+    def serve(self, topic: int, length: int, room: int) -> None:
+        """Admit a prompt of ``length`` cacheable blocks, reusing what is cached, plus ``room``."""
+        request = self._prefixes[topic]
+        hashes = request.block_hashes[:length]
+        hits: list[KVCacheBlock] = []
+        for block_hash in hashes:
+            found = self.pool.get_cached_block(block_hash, [0])
+            if not found:
+                break
+            self._must_hold(found[0].block_id, _tag_of(block_hash))
+            hits += found
+        wanted = length - len(hits) + room
+        reserved = sum(block.ref_cnt == 0 for block in hits)
+        if not length + room or wanted + reserved > self.pool.get_num_free_blocks():
+            return
+        self.pool.touch(hits)
+        blocks = hits + self._take(wanted)
+        for block, block_hash in zip(blocks[len(hits) :], hashes[len(hits) :], strict=False):
+            self._fresh[block.block_id] = _tag_of(block_hash)
+        self.pool.cache_full_blocks(request, blocks, len(hits), length, BLOCK_TOKENS, 0)
+        self.requests.append(SoakRequest(blocks, length))
+        self.counts["prefix blocks hit"] += len(hits)
+
+    def grow(self, pick: int) -> None:
+        """Give a running request one more block."""
+        if self.requests and self.pool.get_num_free_blocks():
+            self.requests[pick % len(self.requests)].blocks += self._take(1)
+
+    def burst(self, spare: int) -> None:
+        """Take all blocks but ``spare``, lending whatever can be lent."""
+        wanted = self.pool.get_num_free_blocks() - spare
+        if wanted > 0:
+            self.requests.append(SoakRequest(self._take(wanted), 0))
+
+    def finish(self, pick: int) -> None:
+        """End a request whose step may still be running."""
+        if self.requests and self.requests[index := pick % len(self.requests)].scheduled:
+            self._free(self.requests.pop(index))
+
+    def finish_all(self) -> None:
+        """End every request that has run."""
+        for request in [request for request in self.requests if request.scheduled]:
+            self.requests.remove(request)
+            self._free(request)
+
+    # --- the operator, the link, the ranks -------------------------------------------------------
+
+    def pin(self, pin: Pin) -> None:
+        self.manager.set_pin(pin)
+
+    def damage(self, rank: int) -> None:
+        """Let the next copy of one rank arrive with a wrong bit, while the others are slow."""
+        for index in range(len(self.ranks)):
+            self.stall(index)
+        self.ranks[rank].driver.link.stall_next = False
+        self.ranks[rank].driver.link.damage_next = True
+
+    def stall(self, rank: int) -> None:
+        """Let the next copy of one rank take longer than several steps."""
+        self.ranks[rank].driver.link.stall_next = True
+
+    def settle(self) -> None:
+        """Wait until every restore has ended, on all ranks."""
+        for rank in self.ranks:
+            rank.wait_restored()
+        self._check_segments()
+
+    def step(self, pause_s: float, late: bool) -> None:
+        """Plan and launch one step; ``late`` leaves its forward pass for the next step to wait on.
+
+        Orders are always obeyed while at most one earlier pass has not run.
+        """
+        self.now_s += pause_s
+        self._reports.deliver(self.manager)
+        command = self.manager.plan_step(Pressure(self.pool.live_blocks, self.base_blocks - 1))
+        written = self._forward_pass()
+        owned = self._owned_blocks()
+        content = self._content.copy()
+        for rank in self.ranks:
+            rank.driver.stream.late = late
+            rank.step(command, written, owned, content)
+            if not late:
+                rank.driver.stream.synchronize()
+        self.counts["full steps" if command.mode is Mode.FULL else "fast steps"] += 1
+        if not late:
+            self._check_segments()
+            self.manager.check_integrity()
+
+    def close(self) -> None:
+        """Tear the ranks down.
+
+        Raises
+        ------
+        SoakError
+            When memory was not given back.
+        """
+        left = [rank.close() for rank in self.ranks]
+        self._page.remove()
+        if any(left):
+            raise SoakError(f"bytes left after teardown, by rank: {left}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- internals -------------------------------------------------------------------------------
+
+    def _take(self, number: int) -> list[KVCacheBlock]:
+        blocks = self.pool.get_new_blocks(number)
+        ids = {block.block_id for block in blocks}
+        held = {block.block_id for request in self.requests for block in request.blocks}
+        if len(ids) != number or ids & held or 0 in ids:
+            raise SoakError(f"asked for {number} blocks, got {sorted(ids)}; held: {sorted(held)}")
+        self._fresh |= {block: next(self._tags) for block in ids}
+        self.counts["blocks allocated"] += number
+        return blocks
+
+    def _free(self, request: SoakRequest) -> None:
+        # vLLM frees a request's blocks last to first.
+        self.pool.free_blocks(reversed(request.blocks))
+        for block in request.blocks:
+            self._fresh.pop(block.block_id, None)
+        self.counts["blocks freed"] += len(request.blocks)
+
+    def _forward_pass(self) -> np.ndarray:
+        """Blocks written: those given out since the last step, and the one each request is at."""
+        for request in self.requests:
+            request.scheduled = True
+            if len(request.blocks) > request.prefix:
+                self._fresh[request.blocks[-1].block_id] = next(self._tags)
+        written = np.fromiter(self._fresh, dtype=np.intp, count=len(self._fresh))
+        self._content[written] = list(self._fresh.values())
+        self._fresh.clear()
+        return written
+
+    def _owned_blocks(self) -> np.ndarray:
+        """All blocks of the KV cache but the null block, which nobody writes."""
+        ledger = self.manager.ledger
+        parts = [np.arange(1, self.base_blocks)]
+        parts += [
+            self._blocks_of(unit)
+            for unit in range(ledger.num_units)
+            if ledger.segment_of(unit) is None
+        ]
+        return np.concatenate(parts)
+
+    def _check_segments(self) -> None:
+        ledger = self.manager.ledger
+        for unit in range(ledger.num_units):
+            if ledger.state(unit) is UnitState.BACKED:
+                segment = ledger.segment_of(unit)
+                assert segment is not None
+                for rank in self.ranks:
+                    rank.check_segment(segment, unit)
+                self.counts["segments compared"] += RANKS
+
+    def _must_hold(self, block: int, tag: int) -> None:
+        if self._fresh.get(block, int(self._content[block])) != tag:
+            raise SoakError(f"cached block {block} is hit for a prefix it does not hold")
+
+    def _blocks_of(self, unit: int) -> np.ndarray:
+        start = self.base_blocks + unit * self.blocks_per_unit
+        return np.arange(start, start + self.blocks_per_unit)
+
+
+@dataclass
+class SoakOutcome:
+    """What a soak did, and what was wrong, if anything was."""
+
+    operations: int
+    counts: Counter[str] = field(default_factory=Counter)
+    broken: str | None = None
+
+
+def run_soak(
+    operations: int, seed: int, binding: Binding = "fixed", rules: Rules | None = None
+) -> SoakOutcome:
+    """Run ``operations`` random operations, or as many as it takes to break an invariant."""
+    rng = random.Random(seed)
+    done = 0
+    with _short_turns():
+        soak = Soak(seed, binding, rules)
+        try:
+            for done in range(1, operations + 1):
+                if done % 64 == 1:
+                    load = rng.random()
+                operate(soak, rng, load)
+            soak.settle()
+            soak.close()
+        except (AssertionError, RuntimeError, ValueError, LookupError) as error:
+            for rank in soak.ranks:
+                rank.abandon()
+            return SoakOutcome(done, soak.counts, f"{type(error).__name__}: {error}")
+    counters = soak.manager.counters
+    for name in ("units_lent", "restores_started", "restores_completed", "restores_cancelled",
+                 "restores_failed", "switches_to_full"):  # fmt: skip
+        soak.counts[name.replace("_", " ")] += getattr(counters, name)
+    return SoakOutcome(done, soak.counts)
+
+
+def operate(soak: Soak, rng: random.Random, load: float) -> None:
+    """One random operation; ``load`` from 0 to 1 tilts them towards allocation."""
+    draw = rng.random()
+    name = "step"
+    if draw < 0.45:
+        if rng.random() < load:
+            name = "allocate"
+            if rng.random() < 0.4:
+                soak.grow(rng.randrange(1 << 16))
+            else:
+                soak.serve(rng.randrange(TOPICS), rng.randint(0, LONGEST_PREFIX), rng.randint(0, 6))
+        else:
+            name = "free"
+            soak.finish(rng.randrange(1 << 16))
+    elif draw < 0.46:
+        name = "burst"
+        soak.burst(rng.randrange(8))
+    elif draw < 0.48:
+        name = "free all"
+        soak.finish_all()
+    elif draw < 0.49:
+        name = "pin"
+        soak.pin(rng.choice((Pin.AUTO, Pin.AUTO, *Pin)))
+    elif draw < 0.50:
+        name = "damage a copy"
+        soak.damage(rng.randrange(RANKS))
+    elif draw < 0.52:
+        name = "stall a copy"
+        soak.stall(rng.randrange(RANKS))
+    elif draw < 0.56:
+        name = "wait for restores"
+        soak.settle()
+    else:
+        soak.step(rng.choice((0.0, 0.05, DWELL_S)), late=rng.random() < 0.6)
+    soak.counts[f"operation {name}"] += 1
+
+
+init_none_hash(sha256)
+_hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+_numbers = count()
+
+
+def _prefix(topic: int) -> Request:
+    tokens = [topic] * (LONGEST_PREFIX * BLOCK_TOKENS)
+    return Request(f"topic-{topic}", tokens, SamplingParams(), None, block_hasher=_hasher)
+
+
+def _tag_of(block_hash: bytes) -> int:
+    """Content of a cached block; the top bit keeps it apart from all counted tags."""
+    return int.from_bytes(block_hash[:8], "little") | 1 << 63
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

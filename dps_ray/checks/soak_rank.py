@@ -1,0 +1,248 @@
+"""One rank of the memory soak: real shared memory, a late compute stream, a link that can fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dps_ray.commands import StepCommand
+from dps_ray.memory.arena import ResidualArena
+from dps_ray.memory.geometry import plan_geometry
+from dps_ray.memory.host_driver import HostDriver, HostExecutor
+from dps_ray.memory.pacing import Pacer
+from dps_ray.memory.region import SharedRegion
+from dps_ray.modes import Mode
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dps_ray.checks.soak_rules import Rules
+    from dps_ray.engine.status_page import RankSection
+    from dps_ray.memory.driver import Executor
+    from dps_ray.memory.region import Binding
+    from dps_ray.memory.restore import RestoreResult
+
+BLOCK_BYTES = 1024
+UNIT_BYTES = 8192
+CHUNK_BYTES = 2048
+LAYER_SHAPES = ((90, 111), (7, 3000), (3, 5, 77), (9000,))
+"""Layers of several sizes, none of which ends where a unit ends; the last unit is partly filled."""
+KV_BYTES = 5 * UNIT_BYTES
+STALL_S = 3e-3
+"""Long enough for several steps to pass amid a copy."""
+FENCE_TIMEOUT_S = 60.0
+
+
+class SoakError(AssertionError):
+    """A broken invariant, in words."""
+
+
+class LateStream(HostExecutor):
+    """A compute stream; ``late`` lets it run behind the thread that feeds it, as a GPU's does."""
+
+    def __init__(self) -> None:
+        self.late = False
+        self._work: deque[Callable[[], None]] = deque()
+
+    def push(self, work: Callable[[], None]) -> None:
+        self._work.append(work)
+
+    def zero(self, tensor: torch.Tensor) -> None:
+        if self.late or self._work:
+            self.push(lambda: HostExecutor.zero(self, tensor))
+        else:
+            super().zero(tensor)
+
+    def synchronize(self) -> None:
+        while self._work:
+            self._work.popleft()()
+
+
+class FlakyLink(HostExecutor):
+    """Copies for real, in halves; stalls between those of the next copy, or damages it, if told."""
+
+    def __init__(self) -> None:
+        self.damage_next = False
+        self.stall_next = False
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        half = source.numel() // 2
+        super().copy(destination[:half], source[:half])
+        if self.stall_next:
+            self.stall_next = False
+            time.sleep(STALL_S)
+        super().copy(destination[half:], source[half:])
+        if self.damage_next:
+            self.damage_next = False
+            destination[-1] ^= 0x10
+
+
+class SoakDriver(HostDriver):
+    """The host driver, with the two executors above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = LateStream()
+        self.link = FlakyLink()
+
+    @property
+    def compute(self) -> Executor:
+        return self.stream
+
+    @property
+    def transfer(self) -> Executor:
+        return self.link
+
+
+class StepDone:
+    """Completion of one step on the late stream: the fence of the next one."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def wait(self) -> None:
+        if not self._event.wait(FENCE_TIMEOUT_S):
+            raise SoakError(f"a fence did not open within {FENCE_TIMEOUT_S} s")
+
+
+class SoakRank:
+    """Memory of one rank, and what every byte of it must be.
+
+    ``section`` receives the outcome of each restore; ``residual`` is the truth about the weights.
+    """
+
+    def __init__(self, binding: Binding, rules: Rules, section: RankSection, seed: int) -> None:
+        self.driver = SoakDriver()
+        arena = ResidualArena(self.driver, 1 << 20)
+        generator = torch.Generator().manual_seed(seed)
+        self._layers = [
+            torch.randint(1, 256, shape, dtype=torch.uint8, generator=generator)
+            for shape in LAYER_SHAPES
+        ]
+        self._views = [arena.add(f"layer.{i}", layer) for i, layer in enumerate(self._layers)]
+        self.geometry = plan_geometry(
+            kv_bytes=KV_BYTES,
+            residual_bytes=arena.used_bytes,
+            block_bytes=BLOCK_BYTES,
+            granularity_bytes=self.driver.granularity_bytes,
+            unit_bytes=UNIT_BYTES,
+        )
+        self.region = SharedRegion(self.driver, arena, self.geometry, binding)
+        self.region.upload_all()
+        self._section = section
+        self.memory = rules.memory(
+            self.region,
+            pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=1e9),
+            chunk_bytes=CHUNK_BYTES,
+            verify=rules.verify,
+            on_done=self._restored,
+        )
+        kv = self.region.kv_tensor.numpy().view(np.uint64)
+        self._kv = kv.reshape(self.geometry.num_blocks, -1)
+        self._truth = [
+            self.region.segment_view(segment).numpy().copy()
+            for segment in range(self.geometry.num_units)
+        ]
+        self._checking = True
+        self._last_step = StepDone()
+        self._last_step.set()
+        section["base_blocks"] = self.geometry.base_blocks
+        section["elastic_blocks"] = self.geometry.elastic_blocks
+        section["blocks_per_unit"] = self.geometry.blocks_per_unit
+        section["units"] = self.geometry.num_units
+
+    def step(
+        self,
+        command: StepCommand,
+        written: NDArray[np.intp],
+        owned: NDArray[np.intp],
+        expected: NDArray[np.uint64],
+    ) -> None:
+        """Obey ``command`` now; queue the step's KV writes behind what the stream still has to do.
+
+        Parameters
+        ----------
+        command
+            Orders of the step.
+        written
+            Blocks the step's forward pass writes.
+        owned
+            All blocks of the KV cache at this step, live or free.
+        expected
+            What every block contains after the step: one word, repeated; indexed by block.
+        """
+        self.memory.apply(command, self._last_step)
+        done = self._last_step = StepDone()
+        self.driver.stream.push(lambda: self._run(command.mode, written, owned, expected, done))
+
+    def wait_restored(self) -> None:
+        """Wait for every restore that was ordered."""
+        self.driver.stream.synchronize()
+        if not self.memory.wait_idle(FENCE_TIMEOUT_S):
+            raise SoakError("a restore neither completed nor failed")
+
+    def check_segment(self, segment: int, unit: int) -> None:
+        """Assert that a segment is in place in ``unit``, byte for byte."""
+        truth = self._truth[segment]
+        start = (self.geometry.base_blocks * BLOCK_BYTES) + unit * UNIT_BYTES
+        in_unit = self.region.kv_tensor.numpy()[start : start + truth.size]
+        if not np.array_equal(self.region.segment_view(segment).numpy(), truth):
+            raise SoakError(f"residual segment {segment} differs from the model")
+        if not np.array_equal(in_unit, truth):
+            raise SoakError(f"residual segment {segment} is not in unit {unit}")
+
+    def check_layers(self) -> None:
+        """Assert that every layer reads the bytes it was loaded with."""
+        if not all(map(torch.equal, self._views, self._layers)):
+            raise SoakError("a layer differs from the model in full mode")
+
+    def abandon(self) -> None:
+        """Tear down after something broke: what is still queued runs unchecked, to open fences."""
+        self._checking = False
+        self.driver.stream.synchronize()
+        self.memory.close()
+
+    def close(self) -> int:
+        """Tear down; the bytes of memory that were not given back."""
+        self.driver.stream.synchronize()
+        self.memory.close()
+        return self.driver.created_bytes
+
+    def _run(
+        self,
+        mode: Mode,
+        written: NDArray[np.intp],
+        owned: NDArray[np.intp],
+        expected: NDArray[np.uint64],
+        done: StepDone,
+    ) -> None:
+        """One forward pass: reads the weights, writes KV blocks; every KV block is compared."""
+        if not self._checking:
+            done.set()
+            return
+        if mode is Mode.FULL:
+            self.check_layers()
+        self._kv[written] = expected[written, None]
+        wrong = (self._kv[owned] != expected[owned, None]).any(axis=1)
+        done.set()
+        if wrong.any():
+            block = int(owned[wrong.argmax()])
+            found = int(self._kv[block, 0])
+            raise SoakError(
+                f"KV block {block} holds {found:#x} where {int(expected[block]):#x} was written"
+                if expected[block]
+                else f"KV block {block} of a lent unit is not zero: {found:#x}"
+            )
+
+    def _restored(self, result: RestoreResult) -> None:
+        epoch = result.task.epoch
+        self._section.outcomes[result.task.unit] = epoch if result.ok else -epoch

@@ -1,0 +1,144 @@
+"""The parts that keep the safety rules, and for each rule a part that does without it.
+
+The soak must fail with every one of these mutants: a rule whose absence goes unnoticed is either
+not needed or not tested.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from dps_ray.commands import RestoreTask, StepCommand
+from dps_ray.engine.block_pool import ElasticBlockPool
+from dps_ray.engine.rank_reports import RankReports
+from dps_ray.memory.driver import Fence
+from dps_ray.memory.manager import MemoryManager
+from dps_ray.modes import Mode
+from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.sum_manager import SumManager
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The classes a soak is built from; the defaults are the product's."""
+
+    memory: type[MemoryManager] = MemoryManager
+    manager: type[SumManager] = SumManager
+    ledger: type[UnitLedger] = UnitLedger
+    pool: type[ElasticBlockPool] = ElasticBlockPool
+    reports: type[RankReports] = RankReports
+    verify: bool = True
+
+
+# --- on the ranks ---------------------------------------------------------------------------------
+
+
+class _DoesNotZero(MemoryManager):
+    def apply(self, command: StepCommand, fence: Fence) -> None:
+        super().apply(replace(command, zero=()), fence)
+
+
+class _DoesNotCancel(MemoryManager):
+    def apply(self, command: StepCommand, fence: Fence) -> None:
+        super().apply(replace(command, cancel=()), fence)
+
+
+class _OpenFence:
+    def wait(self) -> None:
+        return
+
+
+class _DoesNotWaitForEarlierSteps(MemoryManager):
+    def apply(self, command: StepCommand, fence: Fence) -> None:
+        super().apply(command, _OpenFence())
+
+
+class _ZeroesBeforeItCancels(MemoryManager):
+    def apply(self, command: StepCommand, fence: Fence) -> None:
+        super().apply(StepCommand(command.mode, zero=command.zero), fence)
+        super().apply(replace(command, zero=()), fence)
+
+
+class _ObeysOneStepLate(MemoryManager):
+    _held = StepCommand(Mode.FULL)
+
+    def apply(self, command: StepCommand, fence: Fence) -> None:
+        held, self._held = self._held, command
+        super().apply(held, fence)
+
+
+# --- in the scheduler -----------------------------------------------------------------------------
+
+
+class _BelievesOneRank(RankReports):
+    def deliver(self, manager: SumManager) -> None:
+        sections, self._sections = self._sections, self._sections[:1]
+        super().deliver(manager)
+        self._sections = sections
+
+
+class _BelievesOutdatedReports(RankReports):
+    def deliver(self, manager: SumManager) -> None:
+        for task in manager.ledger.open_restores:
+            if all(section.outcomes[task.unit] > 0 for section in self._sections):
+                manager.on_restored(task.unit, task.epoch)
+        super().deliver(manager)
+
+
+class _FailsWithoutCancelling(SumManager):
+    def on_restore_failed(self, unit: int, epoch: int, error: str) -> bool:
+        known = super().on_restore_failed(unit, epoch, error)
+        self._cancel.clear()
+        return known
+
+
+class _RestoresWhatItZeroes(SumManager):
+    def restore_candidates(self) -> tuple[int, ...]:
+        return self.ledger.restorable_units()
+
+
+class _CountsRestoringAsBacked(UnitLedger):
+    @property
+    def fully_backed(self) -> bool:
+        return len(self._backed) + len(self._restoring) == self.num_units
+
+
+class _ReusesEpochs(UnitLedger):
+    def begin_restore(self, unit: int) -> RestoreTask:
+        self._last_epoch = 0
+        return super().begin_restore(unit)
+
+
+# --- in the block pool ----------------------------------------------------------------------------
+
+
+class _KeepsPrefixesOfRestoredUnits(ElasticBlockPool):
+    def hide_unit(self, unit: int) -> None:
+        for block in self._blocks_of(unit):
+            self._unit_queues[unit].remove(block)
+
+
+class _FreesWithoutTheLedger(ElasticBlockPool):
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        BlockPool.free_blocks(self, ordered_blocks)
+
+
+MUTANTS = {
+    "a unit is zeroed before its first KV write": Rules(memory=_DoesNotZero),
+    "a steal cancels the copy under way": Rules(memory=_DoesNotCancel),
+    "a copy waits for every earlier step": Rules(memory=_DoesNotWaitForEarlierSteps),
+    "the copy has ended before its unit is zeroed": Rules(memory=_ZeroesBeforeItCancels),
+    "restored bytes are verified": Rules(verify=False),
+    "orders are obeyed in their own step": Rules(memory=_ObeysOneStepLate),
+    "a restore counts when every rank has it": Rules(reports=_BelievesOneRank),
+    "reports name the restore they are about": Rules(reports=_BelievesOutdatedReports),
+    "every restore has an epoch of its own": Rules(ledger=_ReusesEpochs),
+    "a restore that failed on one rank ends on all": Rules(manager=_FailsWithoutCancelling),
+    "a unit zeroed in a step is not restored in it": Rules(manager=_RestoresWhatItZeroes),
+    "full mode waits for the last segment": Rules(ledger=_CountsRestoringAsBacked),
+    "prefixes in a unit end with its restore": Rules(pool=_KeepsPrefixesOfRestoredUnits),
+    "the ledger learns of every freed block": Rules(pool=_FreesWithoutTheLedger),
+}
+"""Each safety rule, and the parts that break it."""

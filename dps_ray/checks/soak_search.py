@@ -1,0 +1,102 @@
+"""Hypothesis drives the soak: it looks for short histories that break an invariant."""
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Flaky
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dps_ray.checks.soak import DWELL_S, LONGEST_PREFIX, RANKS, TOPICS, Soak
+from dps_ray.checks.soak_rules import Rules
+from dps_ray.memory.region import Binding
+from dps_ray.modes import Pin
+
+
+class SoakMachine(RuleBasedStateMachine):
+    """Every operation of the soak as a rule."""
+
+    parts: Rules | None = None
+
+    @initialize(binding=st.sampled_from(["fixed", "any"]))
+    def build(self, binding: Binding) -> None:
+        self.soak = Soak(0, binding, type(self).parts)
+
+    @rule(topic=st.integers(0, TOPICS - 1), length=st.integers(0, LONGEST_PREFIX),
+          room=st.integers(0, 6))  # fmt: skip
+    def serve(self, topic: int, length: int, room: int) -> None:
+        self.soak.serve(topic, length, room)
+
+    @rule(pick=st.integers(0, 7))
+    def grow(self, pick: int) -> None:
+        self.soak.grow(pick)
+
+    @rule(spare=st.integers(0, 7))
+    def burst(self, spare: int) -> None:
+        self.soak.burst(spare)
+
+    @rule(pick=st.integers(0, 7))
+    def finish(self, pick: int) -> None:
+        self.soak.finish(pick)
+
+    @rule()
+    def finish_all(self) -> None:
+        self.soak.finish_all()
+
+    @rule(pin=st.sampled_from([Pin.AUTO, Pin.AUTO, *Pin]))
+    def pin(self, pin: Pin) -> None:
+        self.soak.pin(pin)
+
+    @rule(rank=st.integers(0, RANKS - 1))
+    def damage(self, rank: int) -> None:
+        self.soak.damage(rank)
+
+    @rule(rank=st.integers(0, RANKS - 1))
+    def stall(self, rank: int) -> None:
+        self.soak.stall(rank)
+
+    @rule()
+    def settle(self) -> None:
+        self.soak.settle()
+
+    @rule(pause_s=st.sampled_from([0.0, DWELL_S]), late=st.booleans())
+    def step(self, pause_s: float, late: bool) -> None:
+        self.soak.step(pause_s, late)
+
+    @rule(spare=st.integers(0, 7), late=st.booleans())
+    def burst_comes_and_goes(self, spare: int, late: bool) -> None:
+        """What it takes for restores to begin in lent units."""
+        self.soak.burst(spare)
+        self.soak.step(0.0, late)
+        self.soak.finish_all()
+        self.soak.step(DWELL_S, late)
+
+    def teardown(self) -> None:
+        if hasattr(self, "soak"):
+            self.soak.close()
+
+
+def search(histories: int, start: int, rules: Rules | None = None) -> str | None:
+    """What ``histories`` random histories broke, or ``None``.
+
+    A race need not repeat when Hypothesis replays it: then the finding is named as it was.
+    """
+    machine = type("SoakSearch", (SoakMachine,), {"parts": rules})
+    options = settings(
+        max_examples=histories,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        # A race seldom repeats, so shrinking a history would only take time.
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        run_state_machine_as_test(seed(start)(machine), settings=options)
+    except (AssertionError, RuntimeError, ValueError, LookupError, Flaky) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
