@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from dps_ray.fleet.state import ReplicaState
@@ -78,6 +80,29 @@ def mode_spans(samples: Sequence[FleetSample], replica_id: str) -> list[tuple[fl
     return spans
 
 
+def occupancy(samples: Sequence[FleetSample]) -> dict[str, Any] | None:
+    """KV blocks in use over time, for ``dps-ray tune``; ``None`` where they were never told."""
+    tracks = [
+        [
+            (time_s, state)
+            for time_s, state in track(samples, replica_id)
+            if None not in (state.used_blocks, state.base_blocks, state.total_blocks)
+        ]
+        for replica_id in replica_ids(samples)
+    ]
+    tracks = [known for known in tracks if len(known) > 1]
+    if not tracks:
+        return None
+    gaps_s = [after[0] - before[0] for known in tracks for before, after in pairwise(known)]
+    shape = tracks[0][0][1]
+    return {
+        "period_s": median(gaps_s),
+        "base_blocks": shape.base_blocks,
+        "total_blocks": shape.total_blocks,
+        "used_blocks": [[state.used_blocks for _, state in known] for known in tracks],
+    }
+
+
 def precision_summary(samples: Sequence[FleetSample]) -> dict[str, Any]:
     """Elastic-memory figures of a replay, summed over the replicas; JSON-ready."""
     tokens_full, tokens_fast = growth(samples, "tokens_full"), growth(samples, "tokens_fast")
@@ -97,4 +122,5 @@ def precision_summary(samples: Sequence[FleetSample]) -> dict[str, Any]:
         "restore_busy_s": busy_s,
         "restore_gb_per_s": restored_bytes / busy_s / 1e9 if busy_s > 0 else None,
         "last_restore_s": max(restores_s, default=None),
+        "occupancy": occupancy(samples),
     }

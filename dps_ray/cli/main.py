@@ -9,6 +9,7 @@ from dps_ray.config import DpsConfigError
 COMMANDS = {
     "models": "make or convert the models used by the demo and the tests",
     "check": "prove that elastic memory and nested precision change nothing they must not change",
+    "tune": "find the switching thresholds that cost a replica least",
     "bench": "replay a trace against an OpenAI-compatible server and report SLO metrics",
     "demo": "serve a small fleet, replay a bursty trace against it and draw what happened",
 }

@@ -103,6 +103,18 @@ def test_mode_spans_touch_and_cover_the_whole_track() -> None:
     ]
 
 
+def test_occupancy_over_time_is_kept_for_tuning() -> None:
+    samples = [sample(0.5 * at, state(used_blocks=used)) for at, used in enumerate([4, 9, 30])]
+    samples.insert(1, sample(0.2, state(used_blocks=None)))
+    assert precision_summary(samples)["occupancy"] == {
+        "period_s": 0.5,
+        "base_blocks": 27,
+        "total_blocks": 171,
+        "used_blocks": [[4, 9, 30]],
+    }
+    assert precision_summary(samples[:1])["occupancy"] is None
+
+
 def test_nothing_restored_gives_no_rate_and_no_token_gives_no_share() -> None:
     summary = precision_summary([sample(0.0, state(tokens_full=5, tokens_fast=1))])
     assert summary["share_full_precision"] is None
