@@ -5,14 +5,15 @@ from torch import Tensor
 
 from dps_kernels import fallback
 from dps_kernels.library import runs_compiled
-from dps_kernels.planes import FLOATS, HALVES, ROW_MAJOR, Planes, check_planes, check_tensor
+from dps_kernels.planes import FLOATS, HALVES, K16, ROW_MAJOR, Planes, check_planes, check_tensor
 
 
 def linear(x: Tensor, planes: Planes, bias: Tensor | None = None) -> Tensor:
     """Multiply by a nested weight that is decoded on the way: ``y = x @ w.T + bias``.
 
-    The sum runs in float32 in an order that does not depend on the number of tokens: a token's
-    result is the same in every batch.
+    The sum runs in float32. On a CPU its order does not depend on the number of tokens: a token's
+    result is the same in every batch. CUDA tensors in the ``K16`` layout go to the Triton kernels,
+    whose tiles do depend on it; in fast mode, many tokens at once are themselves rounded to FP8.
 
     Parameters
     ----------
@@ -39,6 +40,10 @@ def linear(x: Tensor, planes: Planes, bias: Tensor | None = None) -> Tensor:
     if runs_compiled(upper) and layout == ROW_MAJOR:
         y: Tensor = torch.ops.dps_kernels.linear(x, upper, lower, fmt == "e5m2", row_shift, bias)
         return y
+    if upper.device.type == "cuda" and layout == K16:
+        from dps_kernels.hopper import arch, dense  # needs triton
+
+        return dense.linear(x, planes, bias, arch.of_device(upper.device))
     return fallback.linear(x, fallback.decode(planes), bias)
 
 

@@ -121,7 +121,10 @@ def weight_tile(
 
 @triton.jit
 def unscale(acc, E5M2: tl.constexpr, FULL: tl.constexpr, SM: tl.constexpr):
-    """Undo, on sums, the 2^8 between an E4M3 code's value and its weight (SM 8.9 and later)."""
+    """Undo, on sums, the 2^8 between an E4M3 code's value and its weight.
+
+    From SM 8.9 on, fast mode multiplies by the codes' own values, in FP16 and in FP8.
+    """
     if FULL or E5M2 or SM < 89:
         return acc
     return acc * 0.00390625

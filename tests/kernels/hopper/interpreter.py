@@ -12,8 +12,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton import knobs
+from triton.runtime import interpreter
 from triton.runtime.interpreter import (
     InterpretedFunction,
     InterpreterBuilder,
@@ -45,10 +47,22 @@ def interpreted() -> Iterator[None]:
         mock.patch.object(JITFunction, "run", start),
         mock.patch.object(JITFunction, "__call__", call),
         mock.patch.object(InterpreterBuilder, "create_inline_asm", _inline_assembly),
+        mock.patch.object(interpreter, "_convert_float", _convert),
         knobs.runtime.scope(),
     ):
         knobs.runtime.interpret = True
         yield
+
+
+_CONVERT = interpreter._convert_float
+_FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
+def _convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any) -> np.ndarray:
+    """Round to FP8 as the GPU does: Triton's interpreter truncates, or spoils the exponent."""
+    if source != tl.float32 or target not in _FP8:
+        return _CONVERT(data, source, target, rounding)
+    return torch.from_numpy(data).to(_FP8[target]).view(torch.uint8).numpy()
 
 
 class _Results(list[TensorHandle]):

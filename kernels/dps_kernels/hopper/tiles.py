@@ -1,0 +1,85 @@
+"""Which tile multiplies which shape: a table per GPU generation, checked in, made by `autotune`."""
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dps_kernels.hopper.arch import Arch
+
+TABLE = Path(__file__).parent / "tiles.json"
+OVERRIDE = "DPS_KERNELS_TILES"
+"""Environment variable that names another table."""
+
+FP8_FROM_TOKENS = 65
+"""Fast mode multiplies in FP8 from here on: below, reading weights decides, and W8A16 needs no
+quantised activations."""
+
+MAX_SPLITS = 16
+MIN_STEPS = 4  # of the loop, in each split: fewer do not fill the pipeline
+
+
+class Tile(NamedTuple):
+    """One program's share of a GEMM and how it is run."""
+
+    bm: int
+    """Tokens."""
+    bn: int
+    """Rows of the weight."""
+    bk: int
+    """Columns of one step."""
+    warps: int
+    stages: int
+    """Depth of the software pipeline."""
+    splits: int = 0
+    """Parts of the sum over K, each a program; 0 fills the GPU."""
+
+    def shared_bytes(self, kind: str) -> int:
+        """Shared memory of the pipeline, about."""
+        x, w = {"full": (2, 2), "fast": (2, 1), "fp8": (1, 1)}[kind]
+        return self.stages * self.bk * (self.bm * x + self.bn * w)
+
+
+def kind_of(full: bool, tokens: int, arch: Arch) -> str:
+    """Give the kernel: ``full``, ``fast`` (W8A16) or ``fp8`` (W8A8)."""
+    if full:
+        return "full"
+    return "fp8" if arch.fp8 and tokens >= FP8_FROM_TOKENS else "fast"
+
+
+def lookup(kind: str, tokens: int, rows: int, columns: int, arch: Arch) -> Tile:
+    """Give the table's tile for [tokens, columns] x [rows, columns], of this weight or any."""
+    table = _table(os.environ.get(OVERRIDE, str(TABLE)))[generation(arch)]
+    entries = table.get(f"{kind} {rows}x{columns}", table[kind])
+    fields = next(e for e in entries if e["tokens"] is None or tokens <= e["tokens"])
+    return Tile(**{name: value for name, value in fields.items() if name != "tokens"})
+
+
+def choose(kind: str, tokens: int, rows: int, columns: int, arch: Arch) -> Tile:
+    """Give the tile of a dense GEMM, its ``splits`` resolved."""
+    tile = lookup(kind, tokens, rows, columns, arch)
+    splits = tile.splits or fill(tile, kind, tokens, rows, columns, arch)
+    return tile._replace(splits=splits)
+
+
+def fill(tile: Tile, kind: str, tokens: int, rows: int, columns: int, arch: Arch) -> int:
+    """Give the number of splits with which all programs are resident at once."""
+    programs = -(-tokens // tile.bm) * -(-rows // tile.bn)
+    per_processor = max(1, arch.shared_bytes // (tile.shared_bytes(kind) + 1024))
+    resident = arch.processors * min(per_processor, 64 // (4 * tile.warps))
+    most = min(MAX_SPLITS, columns // (tile.bk * MIN_STEPS))
+    return max(1, min(resident // programs, most))
+
+
+def generation(arch: Arch) -> str:
+    """Give the key of the table: what shares shared memory sizes and instructions."""
+    if arch.sm >= 90:
+        return "sm90"
+    return "sm80" if arch.sm == 80 else "sm89"
+
+
+@cache
+def _table(path: str) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(Path(path).read_text())
+    return table
