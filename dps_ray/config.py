@@ -66,6 +66,10 @@ class DpsOptions(BaseModel):
     """Shortest stay in full mode before memory may be lent again, seconds. Above 0 it can cost
     preemptions."""
 
+    trend_horizon_s: Annotated[float, Field(ge=0.0)] = 0.5
+    """How far ahead growing demand is projected before it is held against the watermarks, seconds.
+    0: only the demand of the moment counts."""
+
     restore_chunk_bytes: Annotated[int, Field(ge=4096)] = 4 << 20
     """Bytes copied between two looks at cancellation and pacing (the paper's 4 MiB)."""
 

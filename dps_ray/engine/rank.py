@@ -117,6 +117,10 @@ class Rank:
             buffer = self._scratch[dtype, slot] = torch.empty(numel, dtype=dtype)
         return buffer[:numel].view(shape)
 
+    def set_pin(self, pin: Pin) -> None:
+        """Hand the operator's pin to the scheduler, which obeys it at its next step."""
+        self._page.set_pin(pin)
+
     def verify(self) -> dict[str, Any]:
         """Figures for checks; ``residual_intact`` says whether the residual equals its backup."""
         assert self.memory is not None

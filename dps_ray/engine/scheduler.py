@@ -53,6 +53,7 @@ class ElasticScheduling(_Mixin):
             low_watermark=options.low_watermark,
             min_fast_dwell_s=options.min_fast_dwell_s,
             min_full_dwell_s=options.min_full_dwell_s,
+            trend_horizon_s=options.trend_horizon_s,
         )
         pool.manager = self.sum_manager = SumManager(
             ledger, limits, pool, clock=time.monotonic, pin=options.pin
@@ -80,7 +81,11 @@ class ElasticScheduling(_Mixin):
         return result
 
     def has_requests(self) -> bool:
-        return super().has_requests() or self.sum_manager.has_pending_work
+        return (
+            super().has_requests()
+            or self.sum_manager.has_pending_work
+            or self._page.requested_pin() not in (None, self.sum_manager.pin)
+        )
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:
         self._publisher.preemptions += 1

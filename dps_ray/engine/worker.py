@@ -17,6 +17,7 @@ from dps_ray.engine.kv_views import bytes_per_block, layer_views
 from dps_ray.engine.mla import honour_strides
 from dps_ray.engine.preflight import no_eligible_layer
 from dps_ray.memory.geometry import Geometry, plan_geometry
+from dps_ray.modes import Pin
 
 logger = logging.getLogger("vllm.dps")
 
@@ -109,6 +110,15 @@ class DpsCpuWorker(cpu_worker.CPUWorker):
     def dps_verify(self) -> dict[str, Any]:
         """State of this rank for checks: does every backed segment equal its backup?"""
         return ranks.current().verify()
+
+    def dps_set_pin(self, pin: str) -> None:
+        """Pin the replica's mode while it runs: ``auto``, ``full`` or ``fast``.
+
+        For ``collective_rpc("dps_set_pin", args=("fast",))``, which also wakes an idle engine.
+        """
+        if pin not in tuple(Pin):
+            raise DpsConfigError(f"pin is {pin!r}: give one of {', '.join(Pin)}")
+        ranks.current().set_pin(Pin(pin))
 
     def dps_load_report(self) -> dict[str, Any]:
         """Formats and bytes of every layer of this rank."""

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.trend import DemandTrend
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class SwitchLimits:
     """Shortest time from the latest lend or switch to fast mode to the return, seconds."""
     min_full_dwell_s: float
     """Shortest stay in full mode, seconds; lending is refused meanwhile."""
+    trend_horizon_s: float = 0.0
+    """How far growing demand is projected ahead before both thresholds are asked, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,11 @@ class SwitchPolicy:
         self._heading = mode
         self._full_since = -math.inf
         self._pressed_at = -math.inf
+        self._trend = DemandTrend(limits.trend_horizon_s)
+
+    def observe(self, pressure: Pressure, now: float) -> None:
+        """Learn from the demand of a step where it is going; once a step, before the questions."""
+        self._trend.observe(pressure.demand_blocks, now)
 
     @property
     def mode(self) -> Mode:
@@ -84,7 +92,7 @@ class SwitchPolicy:
         high = self.limits.high_watermark
         return (
             high < 1.0
-            and pressure.demand_blocks >= high * pressure.base_blocks
+            and self._trend.ahead(pressure.demand_blocks) >= high * pressure.base_blocks
             and not self._in_full_dwell(now)
         )
 
@@ -94,7 +102,8 @@ class SwitchPolicy:
             return pin is Pin.FULL
         return (
             pressure.demand_known
-            and pressure.demand_blocks <= self.limits.low_watermark * pressure.base_blocks
+            and self._trend.ahead(pressure.demand_blocks)
+            <= self.limits.low_watermark * pressure.base_blocks
             and now - self._pressed_at >= self.limits.min_fast_dwell_s
         )
 

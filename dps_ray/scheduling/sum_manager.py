@@ -201,6 +201,7 @@ class SumManager:
             Demand after this step's allocation.
         """
         now = self._clock()
+        self._policy.observe(pressure, now)
         restore = self._begin_restores(pressure, now)
         mode = self._policy.next_mode(
             pressure, self._pin, allowed=self.ledger.mode_allowed(), now=now
