@@ -5,7 +5,7 @@ from torch import Tensor
 
 from dps_kernels import fallback
 from dps_kernels.library import runs_compiled
-from dps_kernels.planes import FLOATS, ROW_MAJOR, Planes, check_planes
+from dps_kernels.planes import FLOATS, K16, ROW_MAJOR, Planes, check_planes
 
 
 def moe(
@@ -34,7 +34,8 @@ def moe(
     Returns
     -------
     Tensor
-        [T, H] in ``x.dtype``; intermediates are float32.
+        [T, H] in ``x.dtype``. Intermediates are float32 on a CPU; CUDA tensors in the ``K16``
+        layout go to the Triton kernels, which round those that they store to ``x.dtype``.
 
     Raises
     ------
@@ -56,6 +57,11 @@ def moe(
             topk_ids,
         )
         return y
+    if w13.upper.device.type == "cuda" and w13.layout == w2.layout == K16:
+        from dps_kernels.hopper import arch  # needs triton
+        from dps_kernels.hopper import moe as grouped
+
+        return grouped.moe(x, w13, w2, topk_weights, topk_ids, arch.of_device(w13.upper.device))
     return fallback.moe(x, fallback.decode(w13), fallback.decode(w2), topk_weights, topk_ids)
 
 
