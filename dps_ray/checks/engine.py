@@ -109,6 +109,7 @@ def engine(spec: EngineSpec) -> Iterator[Engine]:
         tensor_parallel_size=spec.tensor_parallel_size,
         max_model_len=spec.max_model_len,
         max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
         block_size=spec.block_size,
         enable_prefix_caching=spec.enable_prefix_caching,
         seed=0,

@@ -28,14 +28,9 @@ def run_engines(specs: Sequence[EngineSpec], timeout_s: float = 600.0) -> list[d
         When the process fails otherwise; the message ends with what it last printed.
     """
     environment = {
-        **os.environ,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        **engine_environment(threads=1),
         "VLLM_CPU_OMP_THREADS_BIND": _threads(specs),
-        "OMP_NUM_THREADS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
     }
     with tempfile.TemporaryDirectory(prefix="dps-check-") as folder:
         request, response = Path(folder, "request.json"), Path(folder, "response.json")
@@ -56,6 +51,19 @@ def run_engines(specs: Sequence[EngineSpec], timeout_s: float = 600.0) -> list[d
         raise RuntimeError(f"engines {labels} failed ({done.returncode}): {done.stderr[-4000:]}")
     results: list[dict[str, Any]] = answer["results"]
     return results
+
+
+def engine_environment(threads: int) -> dict[str, str]:
+    """Environment of a process with an engine and its scheduler in its main thread, offline."""
+    return {
+        **os.environ,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def _threads(specs: Sequence[EngineSpec]) -> str:

@@ -18,6 +18,8 @@ class EngineSpec:
     tensor_parallel_size: int = 1
     max_model_len: int = 1024
     max_num_seqs: int = 16
+    max_num_batched_tokens: int | None = None
+    """Tokens of one step; ``None``: vLLM's default."""
     block_size: int = 32
     enable_prefix_caching: bool = True
     scenario: str = "generate"

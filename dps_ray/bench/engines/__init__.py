@@ -1,0 +1,1 @@
+"""``dps-ray bench engine`` and ``pressure``: whole engines, in turns, on the same work."""
