@@ -91,6 +91,7 @@ def run_engine(args: argparse.Namespace) -> int:
                 label=f"{name} {dtype}",
                 model=str(model_folder(name, dtype, args.root or cache_root())),
                 kv_bytes=AMPLE_KV_BYTES,
+                max_model_len=args.prompt_tokens + args.output_tokens,
                 max_num_seqs=max(args.batch),
                 enable_prefix_caching=False,
             )
@@ -117,6 +118,7 @@ def run_pressure(args: argparse.Namespace) -> int:
         label=f"{args.model} {args.dtype}",
         model=str(model_folder(args.model, args.dtype, args.root or cache_root())),
         kv_bytes=int(args.kv_mb * 1e6),
+        max_model_len=args.prompt_tokens[1] + args.output_tokens[1],
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         block_size=args.block_size,

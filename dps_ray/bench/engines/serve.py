@@ -8,7 +8,6 @@ from dps_ray.bench.engines.turns import connection_of
 from dps_ray.bench.engines.work import WORK
 from dps_ray.checks.engine import engine
 from dps_ray.checks.specs import EngineSpec
-from dps_ray.config import DpsConfigError
 
 
 def _main(handle: str) -> None:
@@ -27,10 +26,11 @@ def _main(handle: str) -> None:
             while True:
                 order = orders()
                 answer(WORK[order["work"]](running, **order["arguments"]))
-    except DpsConfigError as error:
-        answer({"refused": str(error)})
     except EOFError:
         return
+    except ValueError as error:
+        # vLLM's and our own word for a configuration that cannot work.
+        answer({"refused": str(error)})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from functools import partial
 
 import dps_kernels
 import torch
-from dps_kernels import Planes
+from dps_kernels import Planes, preferred_layout, to_layout
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
@@ -141,9 +141,12 @@ def _encode(weight: Tensor, fmt: str | None, name: str) -> NestedTensor:
 
 
 def _planes(nested: NestedTensor, *, full: bool) -> Planes:
-    """A copy of a nested weight, as the engine holds it for its kernels."""
-    lower = nested.lower.clone() if full else None
-    return Planes(nested.upper.clone(), lower, str(nested.fmt), nested.row_shift)
+    """A copy of a nested weight, in the order in which the engine holds it for its kernels."""
+    rows, columns = nested.upper.shape[-2:]
+    layout = preferred_layout("cpu", rows, columns, nested.dtype)
+    lower = to_layout(nested.lower, layout).clone() if full else None
+    upper = to_layout(nested.upper, layout).clone()
+    return Planes(upper, lower, str(nested.fmt), nested.row_shift, layout)
 
 
 def _nested_linear(planes: Planes, x: Tensor) -> Tensor:
