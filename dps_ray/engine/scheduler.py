@@ -1,5 +1,6 @@
 """vLLM's scheduler with the SUM manager beside it: every step carries a ``StepCommand``."""
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 else:
     # The mixin stands before either scheduler in the method resolution order.
     _Mixin = object
+
+logger = logging.getLogger("vllm.dps")
 
 IDLE_STEP_PAUSE_S = 0.001
 """An idle engine keeps stepping while memory comes back; the pause leaves the CPU to the copies."""
@@ -58,6 +61,7 @@ class ElasticScheduling(_Mixin):
         pool.manager = self.sum_manager = SumManager(
             ledger, limits, pool, clock=time.monotonic, pin=options.pin
         )
+        self._gave_up = False
         self._pool = pool
         self._publisher = StatusPublisher(self._page, self.sum_manager, pool, self._ranks)
         self._publisher.publish(running=0, waiting=0)
@@ -68,6 +72,7 @@ class ElasticScheduling(_Mixin):
             time.sleep(IDLE_STEP_PAUSE_S)
         self._obey_operator()
         self._ranks.deliver(self.sum_manager)
+        self._report_giving_up()
         output = super().schedule(*args, **kwargs)
         output.dps = self.sum_manager.plan_step(self._pressure())
         self._publish()
@@ -99,6 +104,12 @@ class ElasticScheduling(_Mixin):
         pin = self._page.requested_pin()
         if pin is not None and pin is not self.sum_manager.pin:
             self.sum_manager.set_pin(pin)
+
+    def _report_giving_up(self) -> None:
+        gave_up = self.sum_manager.gave_up
+        if gave_up and not self._gave_up:
+            logger.error("dps: the replica stays in fast mode: %s", self.sum_manager.fault)
+        self._gave_up = gave_up
 
     def _pressure(self) -> Pressure:
         waiting = [*self.waiting, *self.skipped_waiting]

@@ -106,6 +106,11 @@ class SumManager:
         return self._retry.fault
 
     @property
+    def gave_up(self) -> bool:
+        """A restore failed so often that none is tried any more, until the pin changes."""
+        return self._retry.exhausted
+
+    @property
     def obtainable_blocks(self) -> int:
         """Elastic blocks that allocation can get now, lending included where it is allowed."""
         lendable = self.ledger.lendable_blocks if self._may_lend() else 0
