@@ -41,7 +41,12 @@ def interpreted() -> Iterator[None]:
         return of(kernel.fn).run(*args, **options)
 
     def call(kernel: JITFunction, *args: Any, **options: Any) -> Any:
-        return of(kernel.fn)(*args, **options)
+        # Its own call would leave the language patched for the rest of the process.
+        scope = interpreter._patch_lang(kernel.fn)
+        try:
+            return of(kernel.fn).rewrite()(*args, **options)
+        finally:
+            scope.restore()
 
     with (
         mock.patch.object(JITFunction, "run", start),
