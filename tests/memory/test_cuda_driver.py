@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
+import cuda.bindings.driver as real
 import pytest
 import torch
 
@@ -215,3 +217,40 @@ def test_a_refusal_at_any_call_is_raised_with_its_name_and_leaves_nothing(
 
     with pytest.raises((VmmError, DpsConfigError), match=rf"{name}\(.*CUDA_ERROR_UNKNOWN"):
         live()
+
+
+class AskingTheBindings(FakeCuda):
+    """Gives every call to the real bindings first, which convert its arguments, then need a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.converted: set[str] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if not name.startswith("cu"):
+            return found
+
+        def ask_first(*arguments: Any) -> Any:
+            with pytest.raises(RuntimeError, match="driver library"):
+                getattr(real, name)(*arguments)
+            self.converted.add(name)
+            return found(*arguments)
+
+        return ask_first
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the calls would reach the device")
+def test_the_real_bindings_take_every_argument_that_is_given() -> None:
+    fake = AskingTheBindings()
+    driver = open_cuda(fake)
+    region = build_region(driver, load(driver)[0])
+    driver.compute.zero(region.unit_kv_view(0))
+    driver.transfer.wait_for(driver.compute.mark())
+    driver.transfer.copy(region.segment_view(0), region.backup.segment(0))
+    driver.transfer.mark().wait()
+    driver.free_and_total_bytes()
+    region.close()
+    driver.close()
+    assert fake.converted == {name for name in vars(FakeCuda) if name.startswith("cu")}
+    assert not fake.leaks
