@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -59,9 +61,15 @@ class ElasticScheduling(_Mixin):
             trend_horizon_s=options.trend_horizon_s,
         )
         pool.manager = self.sum_manager = SumManager(
-            ledger, limits, pool, clock=time.monotonic, pin=options.pin
+            ledger,
+            limits,
+            pool,
+            clock=time.monotonic,
+            pin=options.pin,
+            max_moves=options.compaction_blocks_per_step,
         )
         self._gave_up = False
+        pool.tables = self._block_tables
         self._pool = pool
         self._publisher = StatusPublisher(self._page, self.sum_manager, pool, self._ranks)
         self._publisher.publish(running=0, waiting=0)
@@ -73,6 +81,8 @@ class ElasticScheduling(_Mixin):
         self._obey_operator()
         self._ranks.deliver(self.sum_manager)
         self._report_giving_up()
+        if self.sum_manager.may_compact:
+            self.sum_manager.compact(self._pressure())
         output = super().schedule(*args, **kwargs)
         output.dps = self.sum_manager.plan_step(self._pressure())
         self._publish()
@@ -110,6 +120,10 @@ class ElasticScheduling(_Mixin):
         if gave_up and not self._gave_up:
             logger.error("dps: the replica stays in fast mode: %s", self.sum_manager.fault)
         self._gave_up = gave_up
+
+    def _block_tables(self) -> Iterator[list[KVCacheBlock]]:
+        for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            yield from manager.req_to_blocks.values()
 
     def _pressure(self) -> Pressure:
         waiting = [*self.waiting, *self.skipped_waiting]

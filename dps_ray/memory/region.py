@@ -120,6 +120,13 @@ class SharedRegion:
         start = geometry.base_blocks * geometry.block_stride_bytes + unit * geometry.unit_bytes
         return self.kv_tensor[start : start + geometry.unit_bytes]
 
+    def block_view(self, block: int) -> torch.Tensor:
+        """Bytes of one KV block over all layers, 1-D uint8 ``[block_stride_bytes]``."""
+        if not 0 <= block < self.geometry.num_blocks:
+            raise ValueError(f"block {block} is not in 0..{self.geometry.num_blocks - 1}")
+        stride = self.geometry.block_stride_bytes
+        return self.kv_tensor[block * stride : (block + 1) * stride]
+
     def segment_view(self, segment: int) -> torch.Tensor:
         """The segment's residual bytes in place, 1-D uint8; the last segment may be shorter."""
         self._check_index("segment", segment)
