@@ -14,6 +14,7 @@ from dps_ray.config import DpsConfigError
 from dps_ray.memory.arena import ResidualArena
 from dps_ray.memory.cuda_driver import CudaDriver
 from dps_ray.memory.driver import VmmError
+from dps_ray.memory.drivers import open_driver, planned_granularity_bytes
 from dps_ray.memory.geometry import plan_geometry
 from dps_ray.memory.region import SharedRegion
 
@@ -113,9 +114,17 @@ def test_lack_of_memory_is_told_with_what_is_free_and_nothing_is_taken(fake: Fak
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA driver")
 def test_a_machine_without_a_cuda_driver_is_named_in_one_line() -> None:
-    with pytest.raises(VmmError, match=r"cuInit\(0\)") as caught:
-        CudaDriver(0)
+    with pytest.raises(DpsConfigError, match=r"device 0 cannot be driven \(cuInit\(0\)") as caught:
+        open_driver("cuda", 0)
     assert "\n" not in str(caught.value)
+
+
+def test_plans_are_made_with_the_granularity_the_device_will_have(fake: FakeCuda) -> None:
+    fake.granularity_bytes = 2 << 20
+    driver = open_cuda(fake)
+    assert planned_granularity_bytes("cuda") == driver.granularity_bytes
+    assert planned_granularity_bytes("host") == open_driver("host", 0).granularity_bytes
+    driver.close()
 
 
 def test_each_thread_enters_the_context_once(fake: FakeCuda) -> None:
