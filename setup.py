@@ -12,18 +12,22 @@ from setuptools.command.build_ext import build_ext
 
 ROOTS = ("kernels", "deployments", "autoscaling")
 CSRC = Path("kernels/csrc")
-BINDING = "binding.cpp"  # the only file that sees torch's headers
+BINDINGS = ("binding.cpp", "binding_packed.cpp")  # the only files that see torch's headers
 
 FLAGS = ["-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
 # Each instruction set has a file of its own, the only one compiled with its flags: the CPU is
 # asked at run time which of them it can run.
+_AVX512 = [
+    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma", "-mf16c"),
+    # GCC 12's own intrinsics set off its warning about uninitialised values.
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+]
+_AVX512_BF16 = [*_AVX512, "-mavx512dq", "-mavx512vbmi", "-mavx512bf16"]
 ISA_FLAGS = {
     "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
-    # GCC 12's own intrinsics set off its warning about uninitialised values.
-    "avx512.cpp": [
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma", "-mf16c"),
-        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
-    ],
+    "avx512.cpp": _AVX512,
+    "avx512_bf16.cpp": _AVX512_BF16,
+    "amx.cpp": [*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"],
 }
 SLOW_PATH = (
     "dps_kernels: {why}: the compiled CPU kernels are left out and the much slower torch path is "
@@ -50,11 +54,11 @@ class BuildKernels(build_ext):
 
         def compile_one(source: str) -> list[str]:
             name = Path(source).name
-            torch_flags = ["-fopenmp"] if name == BINDING else []
+            torch_flags = ["-fopenmp"] if name in BINDINGS else []
             objects: list[str] = compiler.compile(
                 [source],
                 output_dir=self.build_temp,
-                include_dirs=include_paths() if name == BINDING else [],
+                include_dirs=include_paths() if name in BINDINGS else [],
                 extra_postargs=FLAGS + torch_flags + ISA_FLAGS.get(name, []),
                 depends=ext.depends,
             )
@@ -100,10 +104,10 @@ def kernels() -> list[Extension]:
     """The extension, on the platforms whose compilers take its flags."""
     if platform.system() != "Linux":
         return []
-    names = [BINDING, "portable.cpp", "dispatch.cpp", "stream.cpp"]
+    names = [*BINDINGS, "portable.cpp", "dispatch.cpp", "stream.cpp"]
     if platform.machine() == "x86_64":
         names += ISA_FLAGS
-    headers = [str(CSRC / name) for name in ("kernels.h", "scalar.h", "generic.inl")]
+    headers = [str(path) for pattern in ("*.h", "*.inl") for path in sorted(CSRC.glob(pattern))]
     sources = [str(CSRC / name) for name in names]
     return [Extension("dps_kernels._C", sources, depends=headers, optional=True)]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import dps_kernels
 import torch
-from dps_kernels import ROW_MAJOR, Layout, Planes, preferred_layout, to_layout
+from dps_kernels import ROW_MAJOR, Layout, Planes, check_planes, preferred_layout, to_layout
 
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.ops import planes_now
@@ -119,9 +119,11 @@ def place(
         upper, lower = _permute_bytes(nested, permute)
         if misfits is not None:
             misfits = _permute_misfits(misfits, encoded.original, permute)
+    home = ranks.current().arena.add(encoded.name, lower)
+    check_planes(Planes(upper, home, str(nested.fmt), nested.row_shift, layout), (2, 3))
     return SplitWeight(
         upper=upper,
-        lower=ranks.current().arena.add(encoded.name, lower),
+        lower=home,
         fmt=str(nested.fmt),
         row_shift=nested.row_shift,
         misfits=misfits,

@@ -35,7 +35,6 @@ _RANK_FIELDS = (
     "restored_bytes",
     "restore_busy_s",
     "restores_failed",
-    "backup_bytes",
     "fast_steps",
     "full_steps",
 )

@@ -106,7 +106,7 @@ struct V {
 
 namespace dps {
 const Kernels& avx2_kernels() {
-  static const Kernels set{"avx2", gemm, decode};
+  static const Kernels set{"avx2", gemm, decode, nullptr};
   return set;
 }
 }  // namespace dps

@@ -96,7 +96,7 @@ struct V {
 
 namespace dps {
 const Kernels& avx512_kernels() {
-  static const Kernels set{"avx512", gemm, decode};
+  static const Kernels set{"avx512", gemm, decode, nullptr};
   return set;
 }
 }  // namespace dps

@@ -1,7 +1,4 @@
-// torch operators over the kernels. Arguments are checked by the Python package; what is asserted
-// here is only what the memory accesses below rely on.
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
+// torch operators over the kernels, on weights in row-major order.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/silu.h>
@@ -9,31 +6,16 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <atomic>
-#include <memory>
-#include <optional>
-#include <vector>
-
-#include "kernels.h"
+#include "binding.h"
 
 namespace {
 
 using at::Tensor;
 using dps::Codec;
-
-const uint8_t* bytes(const std::optional<Tensor>& plane) {
-  return plane ? plane->const_data_ptr<uint8_t>() : nullptr;
-}
-
-const int8_t* shifts(const std::optional<Tensor>& row_shift) {
-  return row_shift ? row_shift->const_data_ptr<int8_t>() : nullptr;
-}
-
-Codec nested_codec(bool e5m2, bool full) {
-  if (e5m2) return full ? Codec::E5m2Full : Codec::E5m2Fast;
-  return full ? Codec::E4m3Full : Codec::E4m3Fast;
-}
+using dps::kGrain;
+using dps::kMoeTokens;
+using dps::NestedWeight;
+using dps::scratch;
 
 dps::Dtype dtype_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -46,17 +28,6 @@ dps::Dtype dtype_of(const Tensor& tensor) {
 
 int64_t padded(int64_t columns) { return (columns + dps::kStep - 1) / dps::kStep * dps::kStep; }
 
-// Scratch of the calling thread; it grows to the largest request and is then reused.
-float* scratch(int64_t floats) {
-  thread_local std::unique_ptr<float[]> memory;
-  thread_local int64_t size = 0;
-  if (size < floats) {
-    memory.reset(new float[floats]);
-    size = floats;
-  }
-  return memory.get();
-}
-
 // Rows of activations as float32, zero from the last column to a whole number of steps.
 Tensor activations(const Tensor& x, int64_t columns) {
   Tensor rows = x.reshape({-1, columns});
@@ -66,9 +37,6 @@ Tensor activations(const Tensor& x, int64_t columns) {
   out.narrow(1, 0, columns).copy_(rows);
   return out;
 }
-
-// Work below this many multiply-adds a thread is not worth waking one up for.
-constexpr int64_t kGrain = 1 << 17;
 
 Tensor multiply(const Tensor& x, const dps::Weight& weight, int64_t rows,
                 const std::optional<Tensor>& bias) {
@@ -97,10 +65,10 @@ Tensor multiply(const Tensor& x, const dps::Weight& weight, int64_t rows,
 
 Tensor linear(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower, bool e5m2,
               const std::optional<Tensor>& row_shift, const std::optional<Tensor>& bias) {
-  const dps::Weight weight{nested_codec(e5m2, lower.has_value()),
-                           upper.const_data_ptr<uint8_t>(), bytes(lower), shifts(row_shift),
-                           upper.size(1)};
-  return multiply(x, weight, upper.size(0), bias);
+  const NestedWeight weight{upper, lower, e5m2, row_shift};
+  weight.check(2);
+  dps::check_linear(x, weight.rows(), weight.columns(), bias);
+  return multiply(x, weight.matrix(), weight.rows(), bias);
 }
 
 Tensor linear_16bit(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -112,8 +80,8 @@ Tensor linear_16bit(const Tensor& x, const Tensor& weight, const std::optional<T
 void reconstruct(const Tensor& out, const Tensor& upper, const std::optional<Tensor>& lower,
                  bool e5m2, const std::optional<Tensor>& row_shift, int64_t rows_per_block,
                  int64_t interleave, const std::optional<Tensor>& experts) {
-  const int64_t columns = upper.size(-1);
-  const int64_t rows = upper.size(-2);
+  const NestedWeight weight{upper, lower, e5m2, row_shift};
+  const int64_t rows = weight.rows(), columns = weight.columns();
   const int64_t block = rows_per_block * columns;
   const int64_t blocks = rows / rows_per_block;
   const int64_t* ids = experts ? experts->const_data_ptr<int64_t>() : nullptr;
@@ -123,92 +91,61 @@ void reconstruct(const Tensor& out, const Tensor& upper, const std::optional<Ten
   at::parallel_for(0, matrices * blocks, grain, [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t matrix = ids ? ids[task / blocks] : task / blocks;
-      const int64_t row = matrix * rows + task % blocks * rows_per_block;
+      const dps::Weight w = weight.matrix(matrix);
+      const int64_t row = task % blocks * rows_per_block;
       const int64_t start = row * columns;
-      const uint8_t* low = bytes(lower);
-      const int8_t* shift = shifts(row_shift);
-      dps::kernels().decode({nested_codec(e5m2, lower.has_value()),
-                             upper.const_data_ptr<uint8_t>() + start,
-                             low ? low + start : nullptr,
-                             shift ? shift + row : nullptr,
-                             rows_per_block,
-                             columns,
-                             interleave,
-                             target + start,
+      dps::kernels().decode({w.codec, w.upper + start, w.lower ? w.lower + start : nullptr,
+                             w.row_shift ? w.row_shift + row : nullptr, rows_per_block, columns,
+                             interleave, target + matrix * rows * columns + start,
                              dtype_of(out) == dps::Dtype::Bf16},
                             scratch(rows_per_block * interleave));
     }
   });
 }
 
-struct Experts {
-  const Tensor& upper;
-  const std::optional<Tensor>& lower;
-  bool e5m2;
-  const std::optional<Tensor>& row_shift;
-
-  dps::Weight of(int64_t expert) const {
-    const int64_t rows = upper.size(1), columns = upper.size(2), start = expert * rows * columns;
-    const uint8_t* low = bytes(lower);
-    const int8_t* shift = shifts(row_shift);
-    return {nested_codec(e5m2, lower.has_value()), upper.const_data_ptr<uint8_t>() + start,
-            low ? low + start : nullptr, shift ? shift + expert * rows : nullptr, columns};
-  }
-};
-
-// y[p] = x[p] @ w[expert of p] for rows sorted by expert; `offsets` bounds each expert's rows.
-// Experts differ in load, so that threads take blocks of rows as they become free.
-Tensor grouped(const Tensor& x, const Experts& w, const std::vector<int64_t>& offsets) {
-  const int64_t rows = w.upper.size(1), width = padded(w.upper.size(2));
-  const Tensor input = activations(x, w.upper.size(2));
+// y[p] = x[p] @ w[expert of p] for rows sorted by expert.
+Tensor grouped(const Tensor& x, const NestedWeight& w, const std::vector<int64_t>& offsets) {
+  const int64_t rows = w.rows(), width = padded(w.columns());
+  const Tensor input = activations(x, w.columns());
   Tensor y = at::empty({x.size(0), rows}, input.options());
   constexpr int64_t kBlock = 96;
   std::vector<std::pair<int64_t, int64_t>> tasks;  // expert, first row
   for (int64_t expert = 0; expert + 1 < static_cast<int64_t>(offsets.size()); ++expert)
     if (offsets[expert] < offsets[expert + 1])
       for (int64_t row = 0; row < rows; row += kBlock) tasks.emplace_back(expert, row);
-  std::atomic<size_t> next{0};
-  at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
-    float* panel = scratch(dps::panel_rows(width) * width);
-    for (size_t task = next++; task < tasks.size(); task = next++) {
-      const auto [expert, row] = tasks[task];
-      const int64_t begin = offsets[expert];
-      const dps::Gemm gemm{w.of(expert),
-                           input.const_data_ptr<float>() + begin * width,
-                           width,
-                           offsets[expert + 1] - begin,
-                           nullptr,
-                           y.mutable_data_ptr<float>() + begin * rows,
-                           dps::Dtype::Fp32,
-                           rows};
-      dps::kernels().gemm(gemm, row, std::min(row + kBlock, rows), panel);
-    }
+  dps::parallel_tasks(tasks.size(), [&](int64_t task) {
+    const auto [expert, row] = tasks[task];
+    const int64_t begin = offsets[expert];
+    const dps::Gemm gemm{w.matrix(expert),
+                         input.const_data_ptr<float>() + begin * width,
+                         width,
+                         offsets[expert + 1] - begin,
+                         nullptr,
+                         y.mutable_data_ptr<float>() + begin * rows,
+                         dps::Dtype::Fp32,
+                         rows};
+    dps::kernels().gemm(gemm, row, std::min(row + kBlock, rows),
+                        scratch(dps::panel_rows(width) * width));
   });
   return y;
 }
 
-// Tokens of one pass: bounds the float32 intermediates, which hold top-k rows a token.
-constexpr int64_t kMoeTokens = 512;
+Tensor numbers(const std::vector<int64_t>& values, const Tensor& like) {
+  Tensor out = at::empty({static_cast<int64_t>(values.size())}, like.options());
+  std::copy(values.begin(), values.end(), out.mutable_data_ptr<int64_t>());
+  return out;
+}
 
-Tensor moe_pass(const Tensor& x, const Experts& w13, const Experts& w2, const Tensor& weights,
-                const Tensor& ids) {
-  const int64_t tokens = ids.size(0), top_k = ids.size(1), experts = w13.upper.size(0);
-  const int64_t* id = ids.const_data_ptr<int64_t>();
-  std::vector<int64_t> offsets(experts + 1, 0);
-  for (int64_t i = 0; i < ids.numel(); ++i) ++offsets[id[i] + 1];
-  for (int64_t expert = 0; expert < experts; ++expert) offsets[expert + 1] += offsets[expert];
-  Tensor source = at::empty({ids.numel()}, ids.options());    // token of each sorted row
-  Tensor position = at::empty({ids.numel()}, ids.options());  // sorted row of each (token, choice)
-  std::vector<int64_t> cursor(offsets.begin(), offsets.end() - 1);
-  for (int64_t i = 0; i < ids.numel(); ++i) {
-    const int64_t row = cursor[id[i]]++;
-    source.mutable_data_ptr<int64_t>()[row] = i / top_k;
-    position.mutable_data_ptr<int64_t>()[i] = row;
-  }
-  const Tensor hidden = grouped(x.index_select(0, source), w13, offsets);
+Tensor moe_pass(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2,
+                const Tensor& weights, const Tensor& ids) {
+  const int64_t tokens = ids.size(0), top_k = ids.size(1);
+  const dps::Routing routing(ids.const_data_ptr<int64_t>(), tokens, top_k, w13.upper.size(0));
+  const Tensor sorted = x.index_select(0, numbers(routing.source, ids));
+  const Tensor hidden = grouped(sorted, w13, routing.offsets);
   const int64_t inner = hidden.size(1) / 2;
   const Tensor gated = at::silu(hidden.narrow(1, 0, inner)).mul_(hidden.narrow(1, inner, inner));
-  const Tensor rows = grouped(gated, w2, offsets).index_select(0, position);
+  const Tensor rows =
+      grouped(gated, w2, routing.offsets).index_select(0, numbers(routing.position, ids));
   return rows.view({tokens, top_k, -1}).mul_(weights.unsqueeze(2)).sum(1).to(x.scalar_type());
 }
 
@@ -217,8 +154,9 @@ Tensor moe(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& 
            const std::optional<Tensor>& lower2, bool e5m2_2,
            const std::optional<Tensor>& row_shift2, const Tensor& topk_weights,
            const Tensor& topk_ids) {
-  const Experts w13{upper13, lower13, e5m2_13, row_shift13};
-  const Experts w2{upper2, lower2, e5m2_2, row_shift2};
+  const NestedWeight w13{upper13, lower13, e5m2_13, row_shift13};
+  const NestedWeight w2{upper2, lower2, e5m2_2, row_shift2};
+  dps::check_moe(x, w13, w2, topk_weights, topk_ids);
   const Tensor weights = topk_weights.to(at::kFloat).contiguous();
   const Tensor ids = topk_ids.to(at::kLong).contiguous();
   if (ids.numel() == 0) return at::zeros_like(x);

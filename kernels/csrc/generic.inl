@@ -15,7 +15,6 @@ constexpr int kVectors = kStep / V::width;
 constexpr int64_t kDirectTokens = 4;  // up to here decoding in registers wins
 
 constexpr bool is_nested(Codec codec) { return codec != Codec::Fp16 && codec != Codec::Bf16; }
-constexpr bool is_full(Codec codec) { return codec == Codec::E4m3Full || codec == Codec::E5m2Full; }
 constexpr int64_t element_bytes(Codec codec) { return is_nested(codec) ? 1 : 2; }
 
 // One row of a weight, a step at a time; the last, short step is staged through zero weights.

@@ -49,12 +49,56 @@ struct Packed {
   bool bf16;
 };
 
+// Packed weights: blocks of 32 rows with pairs of columns interleaved, [N/32][K/2][32][2].
+constexpr int64_t kPanelRows = 32;
+constexpr int64_t kTileTokens = 16;
+// Sums in scratch at once: their activations and they themselves stay in the L2 cache.
+constexpr int64_t kBlockTokens = 512;
+constexpr int64_t kBlockPanels = 8;
+
+// Packed activations: bfloat16 in tiles of up to 16 tokens, [tokens / 16][columns / 32][tokens of
+// the tile][32]. One token is a plain row.
+constexpr int64_t tile_index(int64_t token, int64_t column_block, int64_t tokens, int64_t columns) {
+  const int64_t first = token / kTileTokens * kTileTokens;
+  const int64_t rest = tokens - first;
+  const int64_t height = rest < kTileTokens ? rest : kTileTokens;
+  return first * columns + (column_block * height + token - first) * kStep;
+}
+
+// As Gemm, on packed weights and packed activations.
+struct PackedGemm {
+  Weight w;
+  const uint16_t* x;
+  int64_t tokens;
+  const float* bias;
+  void* y;
+  Dtype y_dtype;
+  int64_t y_stride;
+};
+
+constexpr int64_t packed_scratch(int64_t tokens) {
+  return (16 << 10) + kBlockPanels * kPanelRows * (tokens < kBlockTokens ? tokens : kBlockTokens);
+}
+
+// What an instruction set adds that multiplies bfloat16.
+struct PackedKernels {
+  // Computes panels [first, last); `scratch` has packed_scratch() floats.
+  void (*gemm)(const PackedGemm&, int64_t first, int64_t last, float* scratch);
+  // silu(gate) * up of gate panels [first, last), at most kBlockPanels / 2; the up panels stand
+  // rows / 2 below. y is packed activations.
+  void (*gate)(const PackedGemm&, int64_t rows, int64_t first, int64_t last, float* scratch);
+  // One token's sum of its experts' rows [position][columns] times factors, rounded to bfloat16.
+  void (*combine)(const float* rows, const int64_t* position, const float* factors, int64_t top_k,
+                  int64_t columns, uint16_t* out);
+};
+
 struct Kernels {
   const char* name;
   // Computes weight rows [first, last); `panel` is scratch of panel_rows() * padded floats.
   void (*gemm)(const Gemm&, int64_t first, int64_t last, float* panel);
   // Decodes one block of `rows` rows to 16 bits; `scales` is scratch of rows * interleave floats.
   void (*decode)(const Packed&, float* scales);
+  const PackedKernels* packed;  // or null
 };
 
 // Rows decoded at once when there are many tokens: the panel stays in the L2 cache.
@@ -66,12 +110,14 @@ constexpr int64_t panel_rows(int64_t padded) {
 const Kernels& portable_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+const PackedKernels& avx512_bf16_kernels();
+const PackedKernels& amx_kernels();
 
 // Fetches every cache line of [data, data + size) and folds a word of each into the result: the
 // fastest way to read memory once, which is the measure of kernels that read weights once.
 uint64_t read_lines(const uint8_t* data, int64_t size);
 
-// The best set this CPU runs. DPS_KERNELS_ISA=portable|avx2|avx512 lowers the choice.
+// The best set this CPU runs; DPS_KERNELS_ISA=portable|avx2|avx512|avx512_bf16|amx lowers it.
 const Kernels& kernels();
 
 }  // namespace dps

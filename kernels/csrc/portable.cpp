@@ -64,7 +64,7 @@ struct V {
 
 namespace dps {
 const Kernels& portable_kernels() {
-  static const Kernels set{"portable", gemm, decode};
+  static const Kernels set{"portable", gemm, decode, nullptr};
   return set;
 }
 }  // namespace dps

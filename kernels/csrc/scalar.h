@@ -9,6 +9,11 @@
 namespace dps {
 namespace {
 
+constexpr bool is_full(Codec codec) { return codec == Codec::E4m3Full || codec == Codec::E5m2Full; }
+
+constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+
 inline uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);

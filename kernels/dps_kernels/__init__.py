@@ -7,16 +7,27 @@ is missing, the same functions run in plain torch.
 from dps_kernels.library import available, isa
 from dps_kernels.linear import linear, linear_16bit
 from dps_kernels.moe import moe
-from dps_kernels.planes import K16, ROW_MAJOR, Layout, Planes, preferred_layout, to_layout
+from dps_kernels.planes import (
+    K16,
+    PACKED,
+    ROW_MAJOR,
+    Layout,
+    Planes,
+    check_planes,
+    preferred_layout,
+    to_layout,
+)
 from dps_kernels.reconstruct import reconstruct
 from dps_kernels.stream import read_all
 
 __all__ = [
     "K16",
+    "PACKED",
     "ROW_MAJOR",
     "Layout",
     "Planes",
     "available",
+    "check_planes",
     "isa",
     "linear",
     "linear_16bit",

@@ -34,8 +34,17 @@ def available() -> bool:
 
 
 def isa() -> str:
-    """Instruction set in use: ``avx512``, ``avx2``, ``portable``, or ``torch`` without kernels."""
+    """Instruction set in use; ``torch`` without compiled kernels.
+
+    From the best down: ``amx``, ``avx512_bf16``, ``avx512``, ``avx2``, ``portable``.
+    """
     return str(torch.ops.dps_kernels.isa()) if available() else "torch"
+
+
+@cache
+def has_packed() -> bool:
+    """Whether the instruction set multiplies packed bfloat16 weights."""
+    return available() and bool(torch.ops.dps_kernels.has_packed())
 
 
 def runs_compiled(tensor: Tensor) -> bool:
@@ -46,6 +55,7 @@ def runs_compiled(tensor: Tensor) -> bool:
 def _register_fakes() -> None:
     """Tell torch.compile the shapes of the results."""
 
+    @torch.library.register_fake(f"{_OPS}::linear_packed")
     @torch.library.register_fake(f"{_OPS}::linear")
     def _linear(x: Tensor, upper: Tensor, *_: object) -> Tensor:
         return x.new_empty((*x.shape[:-1], upper.shape[0]))
@@ -54,6 +64,7 @@ def _register_fakes() -> None:
     def _linear_16bit(x: Tensor, weight: Tensor, *_: object) -> Tensor:
         return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
+    @torch.library.register_fake(f"{_OPS}::moe_packed")
     @torch.library.register_fake(f"{_OPS}::moe")
     def _moe(x: Tensor, *_: object) -> Tensor:
         return torch.empty_like(x)

@@ -1,11 +1,23 @@
 """Dense layers: nested weights and ordinary 16-bit ones."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from dps_kernels import fallback
-from dps_kernels.library import runs_compiled
-from dps_kernels.planes import FLOATS, HALVES, K16, ROW_MAJOR, Planes, check_planes, check_tensor
+from dps_kernels.library import has_packed, runs_compiled
+from dps_kernels.planes import (
+    FLOATS,
+    HALVES,
+    IS_E5M2,
+    K16,
+    PACKED,
+    ROW_MAJOR,
+    Planes,
+    check_planes,
+    check_tensor,
+)
 
 
 def linear(x: Tensor, planes: Planes, bias: Tensor | None = None) -> Tensor:
@@ -34,17 +46,31 @@ def linear(x: Tensor, planes: Planes, bias: Tensor | None = None) -> Tensor:
     ValueError, TypeError
         Names the argument whose shape or dtype does not fit.
     """
-    check_planes(planes, (2,))
     upper, lower, fmt, row_shift, layout = planes
-    _check_operands(x, upper, bias)
-    if runs_compiled(upper) and layout == ROW_MAJOR:
-        y: Tensor = torch.ops.dps_kernels.linear(x, upper, lower, fmt == "e5m2", row_shift, bias)
+    op = _compiled(x, planes)
+    if op is not None:
+        try:
+            y: Tensor = op(x, upper, lower, IS_E5M2[fmt], row_shift, bias)
+        except (KeyError, RuntimeError):
+            _check(x, planes, bias)
+            raise
         return y
+    _check(x, planes, bias)
     if upper.device.type == "cuda" and layout == K16:
         from dps_kernels.hopper import arch, dense  # needs triton
 
         return dense.linear(x, planes, bias, arch.of_device(upper.device))
     return fallback.linear(x, fallback.decode(planes), bias)
+
+
+def _compiled(x: Tensor, planes: Planes) -> Callable[..., Tensor] | None:
+    if not runs_compiled(planes.upper):
+        return None
+    if planes.layout == ROW_MAJOR:
+        return torch.ops.dps_kernels.linear.default
+    if planes.layout == PACKED and x.dtype == torch.bfloat16 and has_packed():
+        return torch.ops.dps_kernels.linear_packed.default
+    return None
 
 
 def linear_16bit(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -75,6 +101,11 @@ def linear_16bit(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         y: Tensor = torch.ops.dps_kernels.linear_16bit(x, weight, bias)
         return y
     return fallback.linear(x, weight, bias)
+
+
+def _check(x: Tensor, planes: Planes, bias: Tensor | None) -> None:
+    check_planes(planes, (2,))
+    _check_operands(x, planes.upper, bias)
 
 
 def _check_operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -1,11 +1,13 @@
 """Routed experts of a mixture-of-experts layer on nested weights."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from dps_kernels import fallback
-from dps_kernels.library import runs_compiled
-from dps_kernels.planes import FLOATS, K16, ROW_MAJOR, Planes, check_planes
+from dps_kernels.library import has_packed, runs_compiled
+from dps_kernels.planes import FLOATS, IS_E5M2, K16, PACKED, ROW_MAJOR, Planes, check_planes
 
 
 def moe(
@@ -34,29 +36,32 @@ def moe(
     Returns
     -------
     Tensor
-        [T, H] in ``x.dtype``. Intermediates are float32 on a CPU; CUDA tensors in the ``K16``
-        layout go to the Triton kernels, which round those that they store to ``x.dtype``.
+        [T, H] in ``x.dtype``. On a CPU the sums are float32, and of the intermediates only the
+        gated rows of packed weights are rounded to bfloat16; CUDA tensors in the ``K16`` layout go
+        to the Triton kernels, which round those that they store to ``x.dtype``.
 
     Raises
     ------
     ValueError, TypeError
         Names the argument whose shape, dtype or value does not fit.
     """
-    check_planes(w13, (3,))
-    check_planes(w2, (3,))
-    _check_shapes(x, w13.upper, w2.upper, topk_weights, topk_ids)
     if activation != "silu":
         raise ValueError(f"activation is {activation!r}: only 'silu' is supported")
-    row_major = w13.layout == w2.layout == ROW_MAJOR
-    if runs_compiled(w13.upper) and row_major:
-        y: Tensor = torch.ops.dps_kernels.moe(
-            x,
-            *(w13.upper, w13.lower, w13.fmt == "e5m2", w13.row_shift),
-            *(w2.upper, w2.lower, w2.fmt == "e5m2", w2.row_shift),
-            topk_weights,
-            topk_ids,
-        )
+    op = _compiled(x, w13, w2)
+    if op is not None:
+        try:
+            y: Tensor = op(
+                x,
+                *(w13.upper, w13.lower, IS_E5M2[w13.fmt], w13.row_shift),
+                *(w2.upper, w2.lower, IS_E5M2[w2.fmt], w2.row_shift),
+                topk_weights,
+                topk_ids,
+            )
+        except (KeyError, RuntimeError):
+            _check(x, w13, w2, topk_weights, topk_ids)
+            raise
         return y
+    _check(x, w13, w2, topk_weights, topk_ids)
     if w13.upper.device.type == "cuda" and w13.layout == w2.layout == K16:
         from dps_kernels.hopper import arch  # needs triton
         from dps_kernels.hopper import moe as grouped
@@ -65,9 +70,20 @@ def moe(
     return fallback.moe(x, fallback.decode(w13), fallback.decode(w2), topk_weights, topk_ids)
 
 
-def _check_shapes(
-    x: Tensor, upper13: Tensor, upper2: Tensor, topk_weights: Tensor, topk_ids: Tensor
-) -> None:
+def _compiled(x: Tensor, w13: Planes, w2: Planes) -> Callable[..., Tensor] | None:
+    if not runs_compiled(w13.upper) or w13.layout != w2.layout:
+        return None
+    if w13.layout == ROW_MAJOR:
+        return torch.ops.dps_kernels.moe.default
+    if w13.layout == PACKED and x.dtype == torch.bfloat16 and has_packed():
+        return torch.ops.dps_kernels.moe_packed.default
+    return None
+
+
+def _check(x: Tensor, w13: Planes, w2: Planes, topk_weights: Tensor, topk_ids: Tensor) -> None:
+    check_planes(w13, (3,))
+    check_planes(w2, (3,))
+    upper13, upper2 = w13.upper, w2.upper
     experts, gate_up, hidden = upper13.shape
     if gate_up % 2 or tuple(upper2.shape) != (experts, hidden, gate_up // 2):
         raise ValueError(

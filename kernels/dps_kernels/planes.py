@@ -5,7 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FORMATS = ("e4m3", "e4m3_row", "e5m2")
+from dps_kernels.library import has_packed
+
+IS_E5M2 = {"e4m3": False, "e4m3_row": False, "e5m2": True}
+FORMATS = tuple(IS_E5M2)
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, *HALVES)
 
@@ -28,10 +31,16 @@ class Layout(NamedTuple):
 
 ROW_MAJOR = Layout()
 K16 = Layout(k16=True)
+PACKED = Layout(32, 2)
+"""What bfloat16 dot products and AMX tiles read; they multiply the weight as bfloat16."""
 
 
 class Planes(NamedTuple):
-    """Byte planes of a nested weight, [N, K] or [E, N, K], contiguous."""
+    """Byte planes of a nested weight, [N, K] or [E, N, K], contiguous.
+
+    `check_planes` tells what is wrong with one. The GEMMs run it only once something has failed:
+    check a weight where it is made.
+    """
 
     upper: Tensor
     """uint8: FP8 codes."""
@@ -55,11 +64,14 @@ def preferred_layout(device_type: str, rows: int, columns: int, act_dtype: torch
     rows, columns
         N and K of one matrix.
     act_dtype
-        Type of the activations, and of the weight before it was split.
+        Type of the activations, and of the weight before it was split: only a weight that came
+        from bfloat16 keeps its values in the packed order.
     """
-    if device_type == "cuda" and columns % 16 == 0:
-        return K16
-    return ROW_MAJOR
+    if device_type == "cuda":
+        return K16 if columns % 16 == 0 else ROW_MAJOR
+    # The gate rows and the up rows of an expert must each be whole blocks: hence 64.
+    whole = rows % 64 == 0 and columns % 32 == 0
+    return PACKED if whole and act_dtype == torch.bfloat16 and has_packed() else ROW_MAJOR
 
 
 def to_layout(plane: Tensor, layout: Layout) -> Tensor:

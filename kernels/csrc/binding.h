@@ -1,0 +1,114 @@
+// What the files that see torch's headers share.
+#pragma once
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <new>
+#include <optional>
+#include <vector>
+
+#include "kernels.h"
+
+namespace dps {
+
+using at::Tensor;
+
+// Byte planes of a nested weight [N, K] or [E, N, K].
+struct NestedWeight {
+  const Tensor& upper;
+  const std::optional<Tensor>& lower;
+  bool e5m2;
+  const std::optional<Tensor>& row_shift;
+
+  int64_t rows() const { return upper.size(-2); }
+  int64_t columns() const { return upper.size(-1); }
+
+  // What the memory accesses below rely on; the Python package explains what is wrong.
+  void check(int64_t dimensions) const {
+    TORCH_CHECK(upper.dim() == dimensions && upper.numel() > 0 && upper.is_contiguous(), "upper");
+    TORCH_CHECK(!lower || (lower->sizes() == upper.sizes() && lower->is_contiguous()), "lower");
+    TORCH_CHECK(!row_shift || (row_shift->numel() == upper.numel() / columns() &&
+                               row_shift->is_contiguous()),
+                "row_shift");
+  }
+
+  Weight matrix(int64_t index = 0) const {
+    const int64_t start = index * rows() * columns();
+    const Codec codec = e5m2 ? (lower ? Codec::E5m2Full : Codec::E5m2Fast)
+                             : (lower ? Codec::E4m3Full : Codec::E4m3Fast);
+    return {codec, upper.const_data_ptr<uint8_t>() + start,
+            lower ? lower->const_data_ptr<uint8_t>() + start : nullptr,
+            row_shift ? row_shift->const_data_ptr<int8_t>() + index * rows() : nullptr, columns()};
+  }
+};
+
+inline void check_linear(const Tensor& x, int64_t rows, int64_t columns,
+                         const std::optional<Tensor>& bias) {
+  TORCH_CHECK(x.dim() > 0 && x.size(-1) == columns, "x");
+  TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == rows), "bias");
+}
+
+inline void check_moe(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2,
+                      const Tensor& topk_weights, const Tensor& topk_ids) {
+  w13.check(3);
+  w2.check(3);
+  TORCH_CHECK(w13.rows() == 2 * w2.columns() && w13.columns() == w2.rows() &&
+                  w13.upper.size(0) == w2.upper.size(0),
+              "w2");
+  TORCH_CHECK(x.dim() == 2 && x.size(1) == w13.columns(), "x");
+  TORCH_CHECK(topk_ids.dim() == 2 && topk_ids.size(0) == x.size(0), "topk_ids");
+  TORCH_CHECK(topk_weights.sizes() == topk_ids.sizes(), "topk_weights");
+}
+
+// Rows of (token, choice) pairs sorted by expert.
+struct Routing {
+  std::vector<int64_t> offsets;   // of each expert's rows, and the end
+  std::vector<int64_t> source;    // token of each row
+  std::vector<int64_t> position;  // row of each pair
+
+  Routing(const int64_t* ids, int64_t tokens, int64_t top_k, int64_t experts)
+      : offsets(experts + 1), source(tokens * top_k), position(tokens * top_k) {
+    for (int64_t i = 0; i < tokens * top_k; ++i) ++offsets[ids[i] + 1];
+    for (int64_t expert = 0; expert < experts; ++expert) offsets[expert + 1] += offsets[expert];
+    std::vector<int64_t> cursor(offsets.begin(), offsets.end() - 1);
+    for (int64_t i = 0; i < tokens * top_k; ++i) {
+      position[i] = cursor[ids[i]]++;
+      source[position[i]] = i / top_k;
+    }
+  }
+};
+
+// Work below this many multiply-adds a thread is not worth waking one up for.
+constexpr int64_t kGrain = 1 << 17;
+
+// Tokens of one pass over the experts: bounds the float32 intermediates, top-k rows a token.
+constexpr int64_t kMoeTokens = 512;
+
+// Scratch of the calling thread; it grows to the largest request and is then reused.
+inline float* scratch(int64_t floats) {
+  struct Free {
+    void operator()(float* memory) const { ::operator delete[](memory, std::align_val_t(64)); }
+  };
+  thread_local std::unique_ptr<float[], Free> memory;
+  thread_local int64_t size = 0;
+  if (size < floats) {
+    memory.reset(static_cast<float*>(::operator new[](4 * floats, std::align_val_t(64))));
+    size = floats;
+  }
+  return memory.get();
+}
+
+// Experts differ in load, so that threads take tasks as they become free.
+template <typename Run>
+void parallel_tasks(int64_t tasks, const Run& run) {
+  std::atomic<int64_t> next{0};
+  const int64_t threads = std::min<int64_t>(tasks, at::get_num_threads());
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t task = next++; task < tasks; task = next++) run(task);
+  });
+}
+
+}  // namespace dps

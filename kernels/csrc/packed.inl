@@ -1,0 +1,226 @@
+// GEMM on packed weights in bfloat16, written once; the file that includes it defines `Unit`, the
+// instructions that multiply. Internal linkage throughout, see scalar.h.
+//
+// A chunk of one panel (32 rows) is decoded into the L1 cache and multiplied with every token, so
+// that a weight is decoded once per call. Sums are float32 and stay in memory between chunks. Each
+// is made of the same operations in the same order whatever the number of tokens.
+#pragma once
+#include "vbmi.h"
+
+namespace dps {
+namespace {
+
+constexpr int64_t kFewTokens = 32;  // below, panels are walked one after the other: one stream
+constexpr int64_t kFewColumns = 64, kManyColumns = 512;  // of a chunk
+constexpr int64_t kChunkWeights = kManyColumns * kPanelRows;
+
+// Fetches the chunk that comes next, a few lines at a time, while this one is decoded and used.
+struct Ahead {
+  const uint8_t* upper;
+  const uint8_t* lower;
+  const uint8_t* end;
+
+  void fetch(int64_t lines) {
+    for (; lines > 0 && upper < end; --lines) {
+      _mm_prefetch(upper, _MM_HINT_T0);
+      upper += 64;
+      if (!lower) continue;
+      _mm_prefetch(lower, _MM_HINT_T0);
+      lower += 64;
+    }
+  }
+};
+
+// Lines of the next chunk fetched in each of a chunk's steps, in proportion to the time they take.
+struct Pace {
+  int64_t decoding;
+  int64_t multiplying;
+
+  explicit Pace(int64_t tokens) {
+    const int64_t blocks = tokens <= kTileTokens ? 0 : (tokens + 2 * kTileTokens - 1) / (2 * kTileTokens);
+    multiplying = blocks ? larger(1, 1024 / (96 + 64 * blocks)) : 0;
+    decoding = larger(0, 16 - blocks * multiplying);
+  }
+};
+
+template <Codec C>
+void decode_chunk(const Decoder<C>& decoder, const uint8_t* upper, const uint8_t* lower,
+                  int64_t steps, int64_t lines, Ahead& ahead, uint16_t* out) {
+  for (int64_t step = 0; step < steps; ++step, out += kStep * kPanelRows) {
+    for (int64_t pair = 0; pair < kStep / 2; ++pair) {
+      decoder(upper, lower, out + 32 * pair, out + 512 + 32 * pair);
+      upper += 64;
+      if (is_full(C)) lower += 64;
+      if (lines == kStep / 2) ahead.fetch(1);
+    }
+    if (lines != kStep / 2) ahead.fetch(lines);
+  }
+}
+
+// sums[panel - first][token][32] of the tokens from `begin` on.
+template <Codec C>
+void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin, int64_t tokens,
+                uint16_t* weights, float* sums) {
+  const Decoder<C> decoder;
+  const int64_t columns = g.w.columns, panel = kPanelRows * columns;
+  const bool few = tokens <= kFewTokens;
+  const int64_t chunk = few ? kFewColumns : kManyColumns;
+  const Pace pace(tokens);
+  const int64_t outer = few ? last - first : 1, inner = few ? 1 : last - first;
+  for (int64_t p = 0; p < outer; ++p) {
+    for (int64_t k = 0; k < columns; k += chunk) {
+      const int64_t width = smaller(chunk, columns - k);
+      for (int64_t q = 0; q < inner; ++q) {
+        const int64_t at = (first + p + q) * panel + k * kPanelRows;
+        // What follows in this order: the next columns, or the same ones of the next panel.
+        const bool round = k + chunk < columns;
+        const int64_t next = few             ? at + width * kPanelRows
+                             : q + 1 < inner ? at + panel
+                             : round         ? first * panel + (k + chunk) * kPanelRows
+                                             : last * panel;
+        Ahead ahead{g.w.upper + next, is_full(C) ? g.w.lower + next : nullptr,
+                    g.w.upper + next + width * kPanelRows};
+        decode_chunk(decoder, g.w.upper + at, is_full(C) ? g.w.lower + at : nullptr, width / kStep,
+                     pace.decoding, ahead, weights);
+        unit.multiply(g.x + begin * columns, tokens, columns, k, width / kStep, weights,
+                       pace.multiplying, ahead, sums + (p + q) * tokens * kPanelRows);
+      }
+    }
+  }
+}
+
+void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin, int64_t tokens,
+                uint16_t* weights, float* sums) {
+  switch (g.w.codec) {
+    case Codec::E4m3Full: return accumulate<Codec::E4m3Full>(unit, g, first, last, begin, tokens, weights, sums);
+    case Codec::E4m3Fast: return accumulate<Codec::E4m3Fast>(unit, g, first, last, begin, tokens, weights, sums);
+    case Codec::E5m2Full: return accumulate<Codec::E5m2Full>(unit, g, first, last, begin, tokens, weights, sums);
+    case Codec::E5m2Fast: return accumulate<Codec::E5m2Fast>(unit, g, first, last, begin, tokens, weights, sums);
+    default: return;  // ordinary 16-bit weights are not packed
+  }
+}
+
+// One token's sums of a panel, rows in order, the row shift undone.
+struct Scales {
+  __m512 scale[2];
+
+  Scales(const PackedGemm& g, int64_t panel) {
+    for (int h = 0; h < 2; ++h) {
+      scale[h] = _mm512_set1_ps(1.0f);
+      if (!g.w.row_shift) continue;
+      const int8_t* shifts = g.w.row_shift + panel * kPanelRows + 16 * h;
+      const __m512i shift =
+          _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(shifts)));
+      const __m512i exponent = _mm512_sub_epi32(_mm512_set1_epi32(127), shift);
+      scale[h] = _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+    }
+  }
+
+  void apply(const float* sums, __m512 (&out)[2]) const {
+    // A decoder gives rows 8i + j and 8i + 4 + j in two vectors, i and j below 4.
+    const __m512 a = _mm512_loadu_ps(sums), b = _mm512_loadu_ps(sums + 16);
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    out[0] = _mm512_mul_ps(_mm512_permutex2var_ps(a, low, b), scale[0]);
+    out[1] = _mm512_mul_ps(_mm512_permutex2var_ps(a, high, b), scale[1]);
+  }
+};
+
+void store_bf16(uint16_t* out, __m512 value) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(value));
+}
+
+// e^x by the polynomial of Cephes' expf, relative error below 2^-22.
+__m512 exponential(__m512 x) {
+  x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)), _mm512_set1_ps(88.0f));
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+  x = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  x = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), x);
+  constexpr float kTerms[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                              1.6666665459e-1f, 5.0000001201e-1f, 1.0f, 1.0f};
+  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
+  for (const float term : kTerms) y = _mm512_fmadd_ps(y, x, _mm512_set1_ps(term));
+  return _mm512_scalef_ps(y, n);
+}
+
+__m512 silu_times(__m512 gate, __m512 up) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 decay = exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate));
+  return _mm512_mul_ps(_mm512_div_ps(gate, _mm512_add_ps(one, decay)), up);
+}
+
+// Calls `use(begin, tokens)` for blocks of tokens whose activations stay in the L2 cache.
+template <typename Use>
+void token_blocks(int64_t tokens, Use use) {
+  for (int64_t begin = 0; begin < tokens; begin += kBlockTokens)
+    use(begin, smaller(kBlockTokens, tokens - begin));
+}
+
+void packed_gemm(const PackedGemm& g, int64_t first, int64_t last, float* scratch) {
+  auto* weights = reinterpret_cast<uint16_t*>(scratch);
+  float* sums = scratch + kChunkWeights / 2;
+  Unit unit;
+  token_blocks(g.tokens, [&](int64_t begin, int64_t tokens) {
+    for (int64_t panel = first; panel < last; panel += kBlockPanels) {
+      const int64_t end = smaller(panel + kBlockPanels, last);
+      accumulate(unit, g, panel, end, begin, tokens, weights, sums);
+      for (int64_t p = panel; p < end; ++p) {
+        const Scales scales(g, p);
+        __m512 bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        if (g.bias)
+          for (int h = 0; h < 2; ++h) bias[h] = _mm512_loadu_ps(g.bias + p * kPanelRows + 16 * h);
+        for (int64_t token = 0; token < tokens; ++token) {
+          __m512 value[2];
+          scales.apply(sums + ((p - panel) * tokens + token) * kPanelRows, value);
+          const int64_t index = (begin + token) * g.y_stride + p * kPanelRows;
+          for (int h = 0; h < 2; ++h) {
+            value[h] = _mm512_add_ps(value[h], bias[h]);
+            if (g.y_dtype == Dtype::Fp32) {
+              _mm512_storeu_ps(static_cast<float*>(g.y) + index + 16 * h, value[h]);
+            } else {
+              store_bf16(static_cast<uint16_t*>(g.y) + index + 16 * h, value[h]);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+void packed_gate(const PackedGemm& g, int64_t rows, int64_t first, int64_t last, float* scratch) {
+  auto* weights = reinterpret_cast<uint16_t*>(scratch);
+  float* sums = scratch + kChunkWeights / 2;
+  const int64_t half = rows / kPanelRows / 2;
+  Unit unit;
+  token_blocks(g.tokens, [&](int64_t begin, int64_t tokens) {
+    const int64_t panels = last - first;
+    float* up_sums = sums + panels * tokens * kPanelRows;
+    accumulate(unit, g, first, last, begin, tokens, weights, sums);
+    accumulate(unit, g, half + first, half + last, begin, tokens, weights, up_sums);
+    for (int64_t p = 0; p < panels; ++p) {
+      const Scales gate_scales(g, first + p), up_scales(g, half + first + p);
+      for (int64_t token = 0; token < tokens; ++token) {
+        __m512 gate[2], up[2];
+        gate_scales.apply(sums + (p * tokens + token) * kPanelRows, gate);
+        up_scales.apply(up_sums + (p * tokens + token) * kPanelRows, up);
+        uint16_t* out = static_cast<uint16_t*>(g.y) +
+                        tile_index(begin + token, first + p, g.tokens, half * kPanelRows);
+        for (int h = 0; h < 2; ++h) store_bf16(out + 16 * h, silu_times(gate[h], up[h]));
+      }
+    }
+  });
+}
+
+void combine(const float* rows, const int64_t* position, const float* factors, int64_t top_k,
+             int64_t columns, uint16_t* out) {
+  for (int64_t n = 0; n < columns; n += 16) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < top_k; ++i)
+      sum = _mm512_fmadd_ps(_mm512_set1_ps(factors[i]),
+                            _mm512_loadu_ps(rows + position[i] * columns + n), sum);
+    store_bf16(out + n, sum);
+  }
+}
+
+}  // namespace
+}  // namespace dps
