@@ -23,6 +23,17 @@ class RestoreTask:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockMove:
+    """Copy a live KV block, all layers of it, from block id ``source`` to ``target``.
+
+    Every block table of the rank that names ``source`` names ``target`` from this step on.
+    """
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepCommand:
     """Orders of one step, applied in this order before any kernel of the step is launched."""
 
@@ -32,5 +43,7 @@ class StepCommand:
     """Restores to abandon: their units are needed for KV blocks now."""
     zero: tuple[int, ...] = ()
     """Units to zero before their first KV write: residual bytes read as floats may be NaN."""
+    move: tuple[BlockMove, ...] = ()
+    """KV blocks to move out of lent units. What the step itself allocates, it names by new ids."""
     restore: tuple[RestoreTask, ...] = ()
     """Restores that may start once every earlier step has completed."""

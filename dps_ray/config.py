@@ -70,6 +70,10 @@ class DpsOptions(BaseModel):
     """How far ahead growing demand is projected before it is held against the watermarks, seconds.
     0: only the demand of the moment counts."""
 
+    compaction_blocks_per_step: Annotated[int, Field(ge=0)] = 16
+    """Live KV blocks that one step may move from lent units to base memory, so that a long request
+    cannot hold the replica in fast mode. 0: never move blocks."""
+
     restore_chunk_bytes: Annotated[int, Field(ge=4096)] = 4 << 20
     """Bytes copied between two looks at cancellation and pacing (the paper's 4 MiB)."""
 

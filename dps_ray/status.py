@@ -49,6 +49,10 @@ class EngineStatus:
     restore_busy_s: float
     """Time spent copying residual bytes, seconds."""
     restores_cancelled: int
+    restores_failed: int
+    """Restores that some rank could not complete; each is tried again, within limits."""
+    backup_bytes: int
+    """Host memory that the ranks' residual backups take, bytes; pinned for a GPU."""
     last_restore_s: float | None
     """Duration of the latest complete return to full mode (first restore to mode flip), seconds."""
     fault: str | None

@@ -4,33 +4,33 @@ Memory safety is proved by controls: a run whose memory moves must equal the run
 does not, in the same mode, to the last bit of every logprob.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dps_ray.checks.move_check import check_compaction, check_shadow
 from dps_ray.checks.process import run_engines
-from dps_ray.checks.specs import EngineSpec
+from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec, block_bytes
 from dps_ray.models.tiny import make_tiny
 from dps_ray.report import Report
 
-AMPLE_KV_BYTES = 48 << 20
-BLOCK_TOKENS = 32
-MLA_BLOCK_TOKENS = 16
-"""vLLM's CPU backend for latent attention knows this block size only."""
 SMALL_BASE_BLOCKS = 8
 BURST_BASE_BLOCKS = 24
 """A third of what the burst's 12 requests of 6 blocks hold at once."""
-EXACT: dict[str, Any] = {"kernel": "exact", "min_fast_dwell_s": 0.0}
 FORCED_FAST: dict[str, Any] = {**EXACT, "pin": "fast"}
 SHARDED = ("qwen3", "qwen3-moe")
 """Models that are also checked with two tensor-parallel ranks."""
 
 
 def check_engine(
-    models: Sequence[str], root: Path, *, cycles: int, say: Callable[[str], None]
+    models: Sequence[str],
+    root: Path,
+    *,
+    cycles: int,
+    load_cycles: int,
+    say: Callable[[str], None],
 ) -> Report:
     """Run every engine check on the named tiny models.
 
@@ -42,6 +42,8 @@ def check_engine(
         Folder that holds (or receives) the models.
     cycles
         Forced switch cycles around resident requests.
+    load_cycles
+        Cycles by real pressure, compared with a shadow engine.
     say
         Receives a line as each part ends.
     """
@@ -66,10 +68,14 @@ def check_engine(
         cycle = pool.submit(
             run_engines, _cycle_specs(burst_label, subjects[burst_label], cycles), 1800.0
         )
+        loaded = pool.submit(check_shadow, subjects[burst_label], load_cycles)
+        compacted = pool.submit(check_compaction, subjects[burst_label])
         for label, future in modes.items():
             _judge_modes(report, label, future.result(), say)
         _judge_burst(report, burst.result(), say)
         _judge_cycles(report, cycle.result()[0], cycles, say)
+        loaded.result()(report, say)
+        compacted.result()(report, say)
     # Two ranks need both cores: one engine at a time.
     for label, folder in sharded.items():
         _judge_modes(report, label, run_engines(mode_specs(label, folder, 2)), say)
@@ -86,7 +92,7 @@ def mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
         max_model_len=512,
         block_size=BLOCK_TOKENS,
     )
-    small = SMALL_BASE_BLOCKS * _block_bytes(folder) // ranks
+    small = SMALL_BASE_BLOCKS * block_bytes(folder) // ranks
     return [
         plain,
         replace(plain, label=f"{label}: full", dps=EXACT),
@@ -99,7 +105,7 @@ def _burst_specs(label: str, folder: Path) -> list[EngineSpec]:
     plain = EngineSpec(
         label=f"{label}: burst, plain",
         model=str(folder),
-        kv_bytes=BURST_BASE_BLOCKS * _block_bytes(folder),
+        kv_bytes=BURST_BASE_BLOCKS * block_bytes(folder),
         max_model_len=512,
         block_size=BLOCK_TOKENS,
         scenario="burst",
@@ -113,7 +119,7 @@ def _cycle_specs(label: str, folder: Path, cycles: int) -> list[EngineSpec]:
         EngineSpec(
             label=f"{label}: cycles",
             model=str(folder),
-            kv_bytes=BURST_BASE_BLOCKS * _block_bytes(folder),
+            kv_bytes=BURST_BASE_BLOCKS * block_bytes(folder),
             max_model_len=2048,
             block_size=BLOCK_TOKENS,
             dps=EXACT,
@@ -189,14 +195,3 @@ def _judge_cycles(
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(one["tokens"] == other["tokens"] and one["logprobs"] == other["logprobs"])
-
-
-def _block_bytes(folder: Path) -> int:
-    """Bytes of one KV block of a tiny model over all layers."""
-    config = json.loads((folder / "config.json").read_text())
-    if "kv_lora_rank" in config:
-        per_block = MLA_BLOCK_TOKENS * (config["kv_lora_rank"] + config["qk_rope_head_dim"])
-    else:
-        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        per_block = BLOCK_TOKENS * 2 * config["num_key_value_heads"] * head
-    return int(per_block * 2 * config["num_hidden_layers"])

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, get_args
 
-from dps_ray.checks.soak import SoakOutcome, run_soak
 from dps_ray.checks.soak_rules import MUTANTS
+from dps_ray.checks.soak_run import SoakOutcome, run_soak
 from dps_ray.config import DpsConfigError
 from dps_ray.memory.region import Binding
 from dps_ray.report import Report
@@ -75,7 +75,13 @@ def _judge_soak(
     broken = [outcome.broken for outcome in outcomes if outcome.broken]
     report.check(f"soak: {operations} operations without a broken invariant",
                  not broken and done == operations)  # fmt: skip
-    for happened in ("units lent", "restores completed", "restores cancelled", "restores failed"):
+    for happened in (
+        "units lent",
+        "blocks moved",
+        "restores completed",
+        "restores cancelled",
+        "restores failed",
+    ):
         report.check(f"soak: {happened} at least once", counts[happened] > 0)
     report.figures["soak"] = {
         "operations": done,

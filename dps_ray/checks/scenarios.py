@@ -2,25 +2,15 @@
 
 import hashlib
 import math
-import random
+import time
 from collections.abc import Callable
 from typing import Any
 
 from dps_ray.checks.engine import Engine
+from dps_ray.checks.requests import logprobs_of, prompts
+from dps_ray.checks.shadow import cycles_under_load, shadow
 from dps_ray.engine import rank as ranks
-from dps_ray.modes import Pin
-
-VOCABULARY = 480
-"""Token ids below this exist in every tiny model."""
-
-
-def prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
-    """Seeded prompts of random token ids, ``count`` of them."""
-    rng = random.Random(seed)
-    return [
-        [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(shortest, longest))]
-        for _ in range(count)
-    ]
+from dps_ray.modes import Mode, Pin
 
 
 def generate(
@@ -31,7 +21,7 @@ def generate(
     outputs = engine.finish(names)
     result: dict[str, Any] = {
         "tokens": [list(outputs[name].outputs[0].token_ids) for name in names],
-        "logprobs": [_logprobs(outputs[name]) for name in names],
+        "logprobs": [logprobs_of(outputs[name]) for name in names],
         "nans": _nans(outputs[name] for name in names),
     }
     if engine.elastic:
@@ -98,10 +88,48 @@ def cycles(
     }
 
 
+def long_request(
+    engine: Engine, *, age_tokens: int = 1000, more_tokens: int = 300, fillers: int = 4
+) -> dict[str, Any]:
+    """A request that began amid a burst, in lent memory, and goes on long after it.
+
+    Counts what the request makes from the burst's end on, and how much of that in fast mode.
+    """
+    block = decoded = engine.spec.block_size
+    filler_tokens = engine.status.base_blocks * block // fillers
+    burst = engine.start(prompts(fillers, filler_tokens, filler_tokens), decoded)
+    _settle(engine, fillers)
+    (name,) = engine.start(
+        prompts(1, age_tokens - decoded, age_tokens - decoded, seed=1), decoded + more_tokens
+    )
+    engine.finish(burst)
+    ended_s = time.monotonic()
+    steps = fast_steps = 0
+    fast_s: float | None = None
+    running = True
+    while running:
+        running = not any(out.finished and out.request_id == name for out in engine.step())
+        steps += 1
+        fast_steps += engine.scheduler.mode is Mode.FAST
+        if fast_s is None and engine.scheduler.mode is Mode.FULL:
+            fast_s = time.monotonic() - ended_s
+    return {
+        "steps": steps,
+        "fast_steps": fast_steps,
+        "seconds": time.monotonic() - ended_s,
+        "fast_seconds": time.monotonic() - ended_s if fast_s is None else fast_s,
+        "blocks_moved": engine.scheduler.sum_manager.counters.blocks_moved,
+        "ranks": engine.verify_ranks(),
+    }
+
+
 SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "generate": generate,
     "burst": burst,
     "cycles": cycles,
+    "cycles_under_load": cycles_under_load,
+    "shadow": shadow,
+    "long_request": long_request,
 }
 
 
@@ -126,13 +154,6 @@ def _block_hashes(engine: Engine) -> dict[int, str]:
             content = kv[block * stride : (block + 1) * stride]
             hashes[block] = hashlib.blake2b(content.numpy().tobytes(), digest_size=16).hexdigest()
     return hashes
-
-
-def _logprobs(output: Any) -> list[list[tuple[int, str]]]:
-    return [
-        sorted((token, value.logprob.hex()) for token, value in step.items())
-        for step in output.outputs[0].logprobs
-    ]
 
 
 def _nans(outputs: Any) -> int:

@@ -7,12 +7,9 @@ counts as restored.
 """
 
 import os
-import random
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Self
 
@@ -25,6 +22,7 @@ from vllm.v1.request import Request
 
 from dps_ray.checks.soak_rank import SoakError, SoakRank
 from dps_ray.checks.soak_rules import Rules
+from dps_ray.commands import BlockMove
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.memory.region import Binding
@@ -38,8 +36,9 @@ TOPICS, LONGEST_PREFIX = 3, 6
 """Prompts of a topic begin alike, so that they share cached blocks."""
 BLOCK_TOKENS = 2
 DWELL_S = 0.3
-SWITCH_INTERVAL_S = 1e-4
-"""How long Python lets one thread run: short, so that the restores run between all lines."""
+MAX_TRANSFERS = 2
+MAX_MOVES = 3
+"""A unit is emptied over several steps."""
 
 
 @dataclass
@@ -91,8 +90,12 @@ class Soak:
             self,
             clock=lambda: self.now_s,
             retry=RetryLimits(attempts=1000, first_pause_s=0.0),
+            max_moves=MAX_MOVES,
         )
+        self.pool.tables = lambda: (request.blocks for request in self.requests)
         self.requests: list[SoakRequest] = []
+        self.transfers: list[KVCacheBlock] = []
+        """Blocks that something else than a request holds by id: they must not move."""
         self._content = np.zeros(blocks, dtype=np.uint64)
         """What each KV block contains once all planned steps have run; one word, repeated."""
         self._fresh: dict[int, int] = {}
@@ -109,6 +112,16 @@ class Soak:
 
     def hide_unit(self, unit: int) -> None:
         self.pool.hide_unit(unit)
+
+    @property
+    def free_base_blocks(self) -> int:
+        return self.pool.free_base_blocks
+
+    def move_to_base(self, unit: int, count: int) -> Sequence[BlockMove]:
+        moves = self.pool.move_to_base(unit, count)
+        for move in moves:
+            self._content[move.target] = self._content[move.source]
+        return moves
 
     # --- what vLLM's KV cache manager does -------------------------------------------------------
 
@@ -157,6 +170,23 @@ class Soak:
             self.requests.remove(request)
             self._free(request)
 
+    def transfer(self, pick: int) -> None:
+        """Something outside begins to read a live block of a lent unit; beyond a few, one ends."""
+        if len(self.transfers) == MAX_TRANSFERS:
+            self.pool.free_blocks([self.transfers.pop(pick % MAX_TRANSFERS)])
+        lent = [
+            block
+            for request in self.requests
+            for block in request.blocks
+            if block.block_id >= self.base_blocks
+        ]
+        if lent:
+            block = lent[pick % len(lent)]
+            self.pool.touch([block])
+            self.transfers.append(block)
+        elif self.transfers:
+            self.pool.free_blocks([self.transfers.pop()])
+
     # --- the operator, the link, the ranks -------------------------------------------------------
 
     def pin(self, pin: Pin) -> None:
@@ -184,9 +214,7 @@ class Soak:
 
         Orders are always obeyed while at most one earlier pass has not run.
         """
-        self.now_s += pause_s
-        self._reports.deliver(self.manager)
-        command = self.manager.plan_step(Pressure(self.pool.live_blocks, self.base_blocks - 1))
+        command = self.manager.plan_step(self._pressure())
         written = self._forward_pass()
         owned = self._owned_blocks()
         content = self._content.copy()
@@ -199,6 +227,14 @@ class Soak:
         if not late:
             self._check_segments()
             self.manager.check_integrity()
+        # The scheduler's next turn begins: the operations that follow are its allocation.
+        self.now_s += pause_s
+        self._reports.deliver(self.manager)
+        if self.manager.may_compact:
+            self.manager.compact(self._pressure())
+        for block in self.transfers:
+            if block.ref_cnt < 1:
+                raise SoakError(f"block {block.block_id} was moved under a transfer")
 
     def close(self) -> None:
         """Tear the ranks down.
@@ -221,10 +257,14 @@ class Soak:
 
     # --- internals -------------------------------------------------------------------------------
 
+    def _pressure(self) -> Pressure:
+        return Pressure(self.pool.live_blocks, self.base_blocks - 1)
+
     def _take(self, number: int) -> list[KVCacheBlock]:
         blocks = self.pool.get_new_blocks(number)
         ids = {block.block_id for block in blocks}
         held = {block.block_id for request in self.requests for block in request.blocks}
+        held |= {block.block_id for block in self.transfers}
         if len(ids) != number or ids & held or 0 in ids:
             raise SoakError(f"asked for {number} blocks, got {sorted(ids)}; held: {sorted(held)}")
         self._fresh |= {block: next(self._tags) for block in ids}
@@ -279,78 +319,6 @@ class Soak:
         return np.arange(start, start + self.blocks_per_unit)
 
 
-@dataclass
-class SoakOutcome:
-    """What a soak did, and what was wrong, if anything was."""
-
-    operations: int
-    counts: Counter[str] = field(default_factory=Counter)
-    broken: str | None = None
-
-
-def run_soak(
-    operations: int, seed: int, binding: Binding = "fixed", rules: Rules | None = None
-) -> SoakOutcome:
-    """Run ``operations`` random operations, or as many as it takes to break an invariant."""
-    rng = random.Random(seed)
-    done = 0
-    with _short_turns():
-        soak = Soak(seed, binding, rules)
-        try:
-            for done in range(1, operations + 1):
-                if done % 64 == 1:
-                    load = rng.random()
-                operate(soak, rng, load)
-            soak.settle()
-            soak.close()
-        except (AssertionError, RuntimeError, ValueError, LookupError) as error:
-            for rank in soak.ranks:
-                rank.abandon()
-            return SoakOutcome(done, soak.counts, f"{type(error).__name__}: {error}")
-    counters = soak.manager.counters
-    for name in ("units_lent", "restores_started", "restores_completed", "restores_cancelled",
-                 "restores_failed", "switches_to_full"):  # fmt: skip
-        soak.counts[name.replace("_", " ")] += getattr(counters, name)
-    return SoakOutcome(done, soak.counts)
-
-
-def operate(soak: Soak, rng: random.Random, load: float) -> None:
-    """One random operation; ``load`` from 0 to 1 tilts them towards allocation."""
-    draw = rng.random()
-    name = "step"
-    if draw < 0.45:
-        if rng.random() < load:
-            name = "allocate"
-            if rng.random() < 0.4:
-                soak.grow(rng.randrange(1 << 16))
-            else:
-                soak.serve(rng.randrange(TOPICS), rng.randint(0, LONGEST_PREFIX), rng.randint(0, 6))
-        else:
-            name = "free"
-            soak.finish(rng.randrange(1 << 16))
-    elif draw < 0.46:
-        name = "burst"
-        soak.burst(rng.randrange(8))
-    elif draw < 0.48:
-        name = "free all"
-        soak.finish_all()
-    elif draw < 0.49:
-        name = "pin"
-        soak.pin(rng.choice((Pin.AUTO, Pin.AUTO, *Pin)))
-    elif draw < 0.50:
-        name = "damage a copy"
-        soak.damage(rng.randrange(RANKS))
-    elif draw < 0.52:
-        name = "stall a copy"
-        soak.stall(rng.randrange(RANKS))
-    elif draw < 0.56:
-        name = "wait for restores"
-        soak.settle()
-    else:
-        soak.step(rng.choice((0.0, 0.05, DWELL_S)), late=rng.random() < 0.6)
-    soak.counts[f"operation {name}"] += 1
-
-
 init_none_hash(sha256)
 _hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
 _numbers = count()
@@ -364,13 +332,3 @@ def _prefix(topic: int) -> Request:
 def _tag_of(block_hash: bytes) -> int:
     """Content of a cached block; the top bit keeps it apart from all counted tags."""
     return int.from_bytes(block_hash[:8], "little") | 1 << 63
-
-
-@contextmanager
-def _short_turns() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

@@ -59,6 +59,12 @@ class LateStream(HostExecutor):
         else:
             super().zero(tensor)
 
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        if self.late or self._work:
+            self.push(lambda: HostExecutor.copy(self, destination, source))
+        else:
+            super().copy(destination, source)
+
     def synchronize(self) -> None:
         while self._work:
             self._work.popleft()()

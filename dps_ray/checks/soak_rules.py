@@ -4,7 +4,7 @@ The soak must fail with every one of these mutants: a rule whose absence goes un
 not needed or not tested.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from vllm.v1.core.block_pool import BlockPool
@@ -69,6 +69,11 @@ class _ObeysOneStepLate(MemoryManager):
         super().apply(held, fence)
 
 
+class _DoesNotCopyMovedBlocks(MemoryManager):
+    def apply(self, command: StepCommand, fence: Fence) -> None:
+        super().apply(replace(command, move=()), fence)
+
+
 # --- in the scheduler -----------------------------------------------------------------------------
 
 
@@ -99,6 +104,11 @@ class _RestoresWhatItZeroes(SumManager):
         return self.ledger.restorable_units()
 
 
+class _RestoresWhatItEmpties(SumManager):
+    def restore_candidates(self) -> tuple[int, ...]:
+        return tuple(unit for unit in self.ledger.restorable_units() if unit not in self._zero)
+
+
 class _CountsRestoringAsBacked(UnitLedger):
     @property
     def fully_backed(self) -> bool:
@@ -125,6 +135,24 @@ class _FreesWithoutTheLedger(ElasticBlockPool):
         BlockPool.free_blocks(self, ordered_blocks)
 
 
+class _MovesBlocksThatOthersHold(ElasticBlockPool):
+    def _places_of(
+        self, blocks: Sequence[KVCacheBlock]
+    ) -> dict[int, list[tuple[list[KVCacheBlock], int]]]:
+        places = super()._places_of(blocks)
+        return {block.block_id: places[block.block_id][:1] * block.ref_cnt for block in blocks}
+
+
+class _MovesBlocksWithoutTheirTables(ElasticBlockPool):
+    def _places_of(
+        self, blocks: Sequence[KVCacheBlock]
+    ) -> dict[int, list[tuple[list[KVCacheBlock], int]]]:
+        return {
+            block.block_id: [(list(table), index) for table, index in places]
+            for block, places in zip(blocks, super()._places_of(blocks).values(), strict=True)
+        }
+
+
 MUTANTS = {
     "a unit is zeroed before its first KV write": Rules(memory=_DoesNotZero),
     "a steal cancels the copy under way": Rules(memory=_DoesNotCancel),
@@ -137,6 +165,12 @@ MUTANTS = {
     "every restore has an epoch of its own": Rules(ledger=_ReusesEpochs),
     "a restore that failed on one rank ends on all": Rules(manager=_FailsWithoutCancelling),
     "a unit zeroed in a step is not restored in it": Rules(manager=_RestoresWhatItZeroes),
+    "a moved block's bytes are copied": Rules(memory=_DoesNotCopyMovedBlocks),
+    "a unit that blocks leave in a step is not restored in it": Rules(
+        manager=_RestoresWhatItEmpties
+    ),
+    "a block that others hold does not move": Rules(pool=_MovesBlocksThatOthersHold),
+    "every table learns a moved block's new id": Rules(pool=_MovesBlocksWithoutTheirTables),
     "full mode waits for the last segment": Rules(ledger=_CountsRestoringAsBacked),
     "prefixes in a unit end with its restore": Rules(pool=_KeepsPrefixesOfRestoredUnits),
     "the ledger learns of every freed block": Rules(pool=_FreesWithoutTheLedger),

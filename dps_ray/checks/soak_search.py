@@ -58,6 +58,10 @@ class SoakMachine(RuleBasedStateMachine):
     def stall(self, rank: int) -> None:
         self.soak.stall(rank)
 
+    @rule(pick=st.integers(0, 7))
+    def transfer(self, pick: int) -> None:
+        self.soak.transfer(pick)
+
     @rule()
     def settle(self) -> None:
         self.soak.settle()

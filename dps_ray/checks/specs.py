@@ -1,7 +1,15 @@
 """What a check asks of an engine, as plain data that crosses a process boundary."""
 
+import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Self
+
+AMPLE_KV_BYTES = 48 << 20
+BLOCK_TOKENS = 32
+MLA_BLOCK_TOKENS = 16
+"""vLLM's CPU backend for latent attention knows this block size only."""
+EXACT: dict[str, Any] = {"kernel": "exact", "min_fast_dwell_s": 0.0}
 
 
 @dataclass(frozen=True)
@@ -32,3 +40,14 @@ class EngineSpec:
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
         return cls(**raw)
+
+
+def block_bytes(folder: Path) -> int:
+    """Bytes of one KV block of a tiny model over all layers."""
+    config = json.loads((folder / "config.json").read_text())
+    if "kv_lora_rank" in config:
+        per_block = MLA_BLOCK_TOKENS * (config["kv_lora_rank"] + config["qk_rope_head_dim"])
+    else:
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        per_block = BLOCK_TOKENS * 2 * config["num_key_value_heads"] * head
+    return int(per_block * 2 * config["num_hidden_layers"])

@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cycles", type=int, default=200, help="forced switch cycles (default: 200)"
     )
     engine.add_argument(
+        "--load-cycles",
+        type=int,
+        default=1000,
+        help="cycles by real pressure, compared with a shadow engine (default: 1000)",
+    )
+    engine.add_argument(
         "--root", type=Path, default=None, help="folder of the models (default: the cache)"
     )
     add_json_flag(engine)
@@ -53,6 +59,7 @@ def run_engine(args: argparse.Namespace) -> int:
         args.model or tuple(TINY),
         args.root or cache_root(),
         cycles=args.cycles,
+        load_cycles=args.load_cycles,
         say=lambda text: say(args, text),
     )
     return finish(args, report)

@@ -1,10 +1,11 @@
 """vLLM's block pool with an elastic tail: base first, then KV units, then lent weight memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
+from dps_ray.commands import BlockMove
 from dps_ray.scheduling.sum_manager import SumManager
 
 
@@ -21,12 +22,17 @@ class ElasticBlockPool(BlockPool):
 
     manager: SumManager
     first_elastic: int
+    tables: Callable[[], Iterable[list[KVCacheBlock]]]
+    """The lists in which requests hold their blocks, as they are now."""
 
     @staticmethod
     def make_elastic(
         pool: BlockPool, first_elastic: int, blocks_per_unit: int
     ) -> "ElasticBlockPool":
-        """Turn a freshly built pool into an elastic one; ``manager`` must be set right after."""
+        """Turn a freshly built pool into an elastic one.
+
+        ``manager`` and ``tables`` must be set right after.
+        """
         pool.__class__ = ElasticBlockPool
         assert isinstance(pool, ElasticBlockPool)
         pool.first_elastic = first_elastic
@@ -49,6 +55,35 @@ class ElasticBlockPool(BlockPool):
         for block in self._blocks_of(unit):
             self._unit_queues[unit].remove(block)
             self._maybe_evict_cached_block(block)
+
+    @property
+    def free_base_blocks(self) -> int:
+        return self.free_block_queue.num_free_blocks
+
+    def move_to_base(self, unit: int, count: int) -> Sequence[BlockMove]:
+        """Give live blocks of ``unit`` new homes in base memory, and tell whoever names them.
+
+        A block moves only when the tables account for every reference to it: nobody else (a
+        transfer, a pending copy) knows it by its old id.
+        """
+        live = [block for block in self._blocks_of(unit) if block.ref_cnt]
+        places = self._places_of(live)
+        movable = [block for block in live if len(places[block.block_id]) == block.ref_cnt]
+        moved = movable[: min(count, self.free_base_blocks)]
+        if not moved:
+            return ()
+        targets = super().get_new_blocks(len(moved))
+        for source, target in zip(moved, targets, strict=True):
+            for table, index in places[source.block_id]:
+                table[index] = target
+            target.ref_cnt, source.ref_cnt = source.ref_cnt, 0
+            self.move_block_hashes(source, target)
+            self._unit_queues[unit].prepend_n([source])
+        self.manager.ledger.release(unit, len(moved))
+        return [
+            BlockMove(source.block_id, target.block_id)
+            for source, target in zip(moved, targets, strict=True)
+        ]
 
     # --- counting ----------------------------------------------------------------------------
 
@@ -133,6 +168,18 @@ class ElasticBlockPool(BlockPool):
                 self.metrics_collector.on_block_allocated(block)
             taken.append(block)
         return count
+
+    def _places_of(
+        self, blocks: Sequence[KVCacheBlock]
+    ) -> dict[int, list[tuple[list[KVCacheBlock], int]]]:
+        """Where each block stands in the requests' tables, by block id."""
+        places: dict[int, list[tuple[list[KVCacheBlock], int]]]
+        places = {block.block_id: [] for block in blocks}
+        for table in self.tables():
+            for index, block in enumerate(table):
+                if block.block_id in places:
+                    places[block.block_id].append((table, index))
+        return places
 
     def _is_elastic(self, block: KVCacheBlock) -> bool:
         return block.block_id >= self.first_elastic

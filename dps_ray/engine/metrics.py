@@ -24,6 +24,7 @@ GAUGES = {
     "units_kv": "Units lent to the KV cache",
     "units_restoring": "Units whose residual segment is on its way back",
     "restore_progress": "Share of residual segments in place",
+    "backup_bytes": "Host memory of the residual's backup in bytes, all ranks, pinned for a GPU",
     "last_restore_s": "Duration of the latest return to full mode in seconds",
 }
 COUNTERS = {
@@ -33,6 +34,7 @@ COUNTERS = {
     "switches_to_full": "Returns to full mode",
     "restored_bytes": "Residual bytes restored from host memory",
     "restores_cancelled": "Restores given up for a new burst",
+    "restores_failed": "Restores that some rank could not complete",
     "preemptions": "Requests preempted",
 }
 

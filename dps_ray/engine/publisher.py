@@ -62,6 +62,8 @@ class StatusPublisher:
                 restored_bytes=int(self._ranks.total("restored_bytes")),
                 restore_busy_s=self._ranks.slowest("restore_busy_s"),
                 restores_cancelled=counters.restores_cancelled,
+                restores_failed=counters.restores_failed,
+                backup_bytes=int(self._ranks.total("backup_bytes")),
                 last_restore_s=counters.last_restore_s,
                 fault=manager.fault,
             )

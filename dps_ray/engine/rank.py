@@ -51,6 +51,8 @@ class Rank:
         self.memory: MemoryManager | None = None
         self._page = StatusPage.attach(options.key)
         self._section: RankSection = self._page.rank(index)
+        self._failing: set[int] = set()
+        """Segments whose latest restore failed."""
         self._scratch: dict[tuple[torch.dtype, str], torch.Tensor] = {}
         self.fused = _resolve_kernel(options.kernel)
 
@@ -70,7 +72,11 @@ class Rank:
                 f"rank {self.index} cannot have {geometry.total_bytes} bytes for residual and KV "
                 f"cache ({error}): lower kv_cache_memory_bytes or gpu_memory_utilization"
             ) from error
-        region.upload_all()
+        try:
+            region.upload_all()
+        except Exception:
+            region.close()
+            raise
         self.memory = MemoryManager(
             region,
             pacer=Pacer(
@@ -87,6 +93,7 @@ class Rank:
         section["elastic_blocks"] = geometry.elastic_blocks
         section["blocks_per_unit"] = geometry.blocks_per_unit
         section["units"] = geometry.num_units
+        section["backup_bytes"] = self.arena.backup.nbytes
         logger.info(
             "dps rank %d: %d base + %d elastic KV blocks, %d units of %.2f MiB, residual %.1f MiB, "
             "its backup %.1f MiB (bytes by NUMA node: %s)",
@@ -154,13 +161,19 @@ class Rank:
         return True
 
     def _restored(self, result: RestoreResult) -> None:
-        section = self._section
+        section, segment = self._section, result.task.segment
         if result.ok:
             section["restored_bytes"] += result.nbytes
             section["restore_busy_s"] += result.seconds
+            if self._failing and not self._failing - {segment}:
+                logger.info("dps rank %d: restores succeed again", self.index)
+            self._failing.discard(segment)
         else:
             section["restores_failed"] += 1
-            logger.error("dps rank %d: %s", self.index, result.error)
+            # Retries and further segments say nothing new: one line for each time it breaks.
+            if not self._failing:
+                logger.error("dps rank %d: %s", self.index, result.error)
+            self._failing.add(segment)
         # Last: the scheduler acts on this cell.
         section.outcomes[result.task.unit] = result.task.epoch if result.ok else -result.task.epoch
 

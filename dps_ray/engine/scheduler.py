@@ -1,8 +1,11 @@
 """vLLM's scheduler with the SUM manager beside it: every step carries a ``StepCommand``."""
 
+import logging
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 else:
     # The mixin stands before either scheduler in the method resolution order.
     _Mixin = object
+
+logger = logging.getLogger("vllm.dps")
 
 IDLE_STEP_PAUSE_S = 0.001
 """An idle engine keeps stepping while memory comes back; the pause leaves the CPU to the copies."""
@@ -56,8 +61,15 @@ class ElasticScheduling(_Mixin):
             trend_horizon_s=options.trend_horizon_s,
         )
         pool.manager = self.sum_manager = SumManager(
-            ledger, limits, pool, clock=time.monotonic, pin=options.pin
+            ledger,
+            limits,
+            pool,
+            clock=time.monotonic,
+            pin=options.pin,
+            max_moves=options.compaction_blocks_per_step,
         )
+        self._gave_up = False
+        pool.tables = self._block_tables
         self._pool = pool
         self._publisher = StatusPublisher(self._page, self.sum_manager, pool, self._ranks)
         self._publisher.publish(running=0, waiting=0)
@@ -68,6 +80,9 @@ class ElasticScheduling(_Mixin):
             time.sleep(IDLE_STEP_PAUSE_S)
         self._obey_operator()
         self._ranks.deliver(self.sum_manager)
+        self._report_giving_up()
+        if self.sum_manager.may_compact:
+            self.sum_manager.compact(self._pressure())
         output = super().schedule(*args, **kwargs)
         output.dps = self.sum_manager.plan_step(self._pressure())
         self._publish()
@@ -99,6 +114,16 @@ class ElasticScheduling(_Mixin):
         pin = self._page.requested_pin()
         if pin is not None and pin is not self.sum_manager.pin:
             self.sum_manager.set_pin(pin)
+
+    def _report_giving_up(self) -> None:
+        gave_up = self.sum_manager.gave_up
+        if gave_up and not self._gave_up:
+            logger.error("dps: the replica stays in fast mode: %s", self.sum_manager.fault)
+        self._gave_up = gave_up
+
+    def _block_tables(self) -> Iterator[list[KVCacheBlock]]:
+        for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            yield from manager.req_to_blocks.values()
 
     def _pressure(self) -> Pressure:
         waiting = [*self.waiting, *self.skipped_waiting]

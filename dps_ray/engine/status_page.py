@@ -35,6 +35,7 @@ _RANK_FIELDS = (
     "restored_bytes",
     "restore_busy_s",
     "restores_failed",
+    "backup_bytes",
     "fast_steps",
     "full_steps",
 )

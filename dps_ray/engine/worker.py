@@ -12,6 +12,7 @@ from vllm.v1.worker.utils import bind_kv_cache
 
 from dps_ray.config import DpsConfigError
 from dps_ray.engine import rank as ranks
+from dps_ray.engine.block_tables import redirect
 from dps_ray.engine.configure import engine_options
 from dps_ray.engine.kv_views import bytes_per_block, layer_views
 from dps_ray.engine.mla import honour_strides
@@ -95,6 +96,7 @@ class DpsCpuWorker(cpu_worker.CPUWorker):
     def execute_model(self, scheduler_output: Any) -> Any:
         rank = ranks.current()
         rank.apply(scheduler_output.dps)
+        redirect(self.model_runner, scheduler_output.dps.move)
         tokens = scheduler_output.total_num_scheduled_tokens
         if not tokens:
             return super().execute_model(scheduler_output)

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
+from dps_ray.config import DpsConfigError
 from dps_ray.memory.cuda_driver import CudaDriver
-from dps_ray.memory.driver import VmmDriver
+from dps_ray.memory.driver import VmmDriver, VmmError
 from dps_ray.memory.host_driver import HostDriver
 
 DriverKind = Literal["host", "cuda"]
@@ -24,11 +25,17 @@ def open_driver(kind: DriverKind, ordinal: int) -> VmmDriver:
     Raises
     ------
     DpsConfigError
-        When cuda-python is not installed.
-    VmmError
-        When CUDA refuses.
+        When cuda-python is not installed, or CUDA cannot drive the device.
     """
-    return CudaDriver(ordinal) if kind == "cuda" else HostDriver()
+    if kind == "host":
+        return HostDriver()
+    try:
+        return CudaDriver(ordinal)
+    except VmmError as error:
+        raise DpsConfigError(
+            f"additional_config.dps.driver is 'cuda' but device {ordinal} cannot be driven "
+            f"({error}): check the NVIDIA driver and CUDA_VISIBLE_DEVICES"
+        ) from error
 
 
 def planned_granularity_bytes(kind: DriverKind) -> int:

@@ -53,6 +53,10 @@ class MemoryManager:
             self._worker.cancel(task)
         for unit in command.zero:
             self.region.driver.compute.zero(self.region.unit_kv_view(unit))
+        for move in command.move:
+            self.region.driver.compute.copy(
+                self.region.block_view(move.target), self.region.block_view(move.source)
+            )
         for task in command.restore:
             self._worker.submit(task, fence)
 

@@ -1,12 +1,12 @@
 """The shared region of one rank: physical units seen by the KV cache and by the weights at once."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Literal, Self
 
 import torch
 
 from dps_ray.memory.arena import ResidualArena
-from dps_ray.memory.driver import VirtualRange, VmmDriver
+from dps_ray.memory.driver import VirtualRange, VmmDriver, VmmError
 from dps_ray.memory.geometry import Geometry
 
 Binding = Literal["fixed", "any"]
@@ -19,8 +19,10 @@ class ResidualMismatchError(RuntimeError):
 class SharedRegion:
     """Units mapped twice: for ever behind the KV range, and segment by segment behind the weights.
 
-    Invariant: the residual range is mapped completely at all times, segments and units being
-    one to one. A weight that is read while its unit is lent gives wrong bytes, never a fault.
+    Invariant: the residual range is mapped completely, segments and units being one to one. A
+    weight that is read while its unit is lent gives wrong bytes, never a fault. The one exception:
+    a remap was refused, and so was putting the old mapping back. That segment has no memory behind
+    it then; it counts as not restored, nothing here reads it, and the next ``rebind`` mends it.
 
     Building is transactional: when a driver call fails, everything done so far is undone. From
     then on the region owns the arena and closes it.
@@ -64,6 +66,8 @@ class SharedRegion:
         self._arena = arena
         self._unit_of = list(range(num_units))
         self._segment_of = list(range(num_units))
+        self._holes: set[int] = set()
+        """Segments with no memory behind them."""
         with ExitStack() as undo:
             kv_range = self._build(undo)
             self.kv_tensor = driver.tensor(
@@ -93,10 +97,10 @@ class SharedRegion:
         driver.map(kv_range.address, base)
         undo.callback(driver.unmap, kv_range.address, base.nbytes)
         for index, handle in enumerate(self._units):
-            addresses = [self._segment_address(index)]
+            self._map_segment(index, index)
+            undo.callback(self._unmap_segment, index)
             if geometry.elastic_blocks:
-                addresses.append(kv_range.address + base.nbytes + index * geometry.unit_bytes)
-            for address in addresses:
+                address = kv_range.address + base.nbytes + index * geometry.unit_bytes
                 driver.map(address, handle)
                 undo.callback(driver.unmap, address, handle.nbytes)
         return kv_range
@@ -116,6 +120,13 @@ class SharedRegion:
         start = geometry.base_blocks * geometry.block_stride_bytes + unit * geometry.unit_bytes
         return self.kv_tensor[start : start + geometry.unit_bytes]
 
+    def block_view(self, block: int) -> torch.Tensor:
+        """Bytes of one KV block over all layers, 1-D uint8 ``[block_stride_bytes]``."""
+        if not 0 <= block < self.geometry.num_blocks:
+            raise ValueError(f"block {block} is not in 0..{self.geometry.num_blocks - 1}")
+        stride = self.geometry.block_stride_bytes
+        return self.kv_tensor[block * stride : (block + 1) * stride]
+
     def segment_view(self, segment: int) -> torch.Tensor:
         """The segment's residual bytes in place, 1-D uint8; the last segment may be shorter."""
         self._check_index("segment", segment)
@@ -130,6 +141,10 @@ class SharedRegion:
         """The unit behind a segment, whether or not its bytes are in place."""
         return self._unit_of[segment]
 
+    def maps(self, segment: int, unit: int) -> bool:
+        """Whether ``segment`` leads to ``unit`` now."""
+        return self._unit_of[segment] == unit and segment not in self._holes
+
     def rebind(self, segment: int, unit: int) -> None:
         """Put ``segment`` onto ``unit``; the segment that was there takes its place in exchange.
 
@@ -141,30 +156,32 @@ class SharedRegion:
         ValueError
             Under ``fixed``, when the segment belongs elsewhere.
         VmmError
-            When a driver call is refused; segments and units are as before.
+            When a driver call is refused; segments and units are as before, but for a hole (see
+            the class) when that is refused too.
         """
         self._check_index("segment", segment)
         self._check_index("unit", unit)
         previous_unit = self._unit_of[segment]
-        if previous_unit == unit:
+        if self.maps(segment, unit):
             return
         if self.binding == "fixed":
             raise ValueError(
                 f"segment {segment} belongs to unit {previous_unit}, not {unit}: binding is fixed"
             )
-        moves = ((segment, unit), (self._segment_of[unit], previous_unit))
-        driver, unit_bytes = self.driver, self.geometry.unit_bytes
-        with ExitStack() as undo:
-            for index, _ in moves:
-                address = self._segment_address(index)
-                driver.unmap(address, unit_bytes)
-                undo.callback(driver.map, address, self._units[self._unit_of[index]])
-            for index, target in moves:
-                address = self._segment_address(index)
-                driver.map(address, self._units[target])
-                undo.callback(driver.unmap, address, unit_bytes)
-            undo.pop_all()
-        for index, target in moves:
+        moves = {segment: unit, self._segment_of[unit]: previous_unit}
+        try:
+            for index in moves:
+                self._unmap_segment(index)
+            for index, target in moves.items():
+                self._map_segment(index, target)
+        except VmmError:
+            for index in moves:
+                # What cannot be put back stays a hole: the refusal itself is what is reported.
+                with suppress(VmmError):
+                    self._unmap_segment(index)
+                    self._map_segment(index, self._unit_of[index])
+            raise
+        for index, target in moves.items():
             self._unit_of[index] = target
             self._segment_of[target] = index
 
@@ -184,6 +201,8 @@ class SharedRegion:
 
     def verify(self, segment: int) -> bool:
         """Whether the segment's bytes in place match the backup's checksum."""
+        if segment in self._holes:
+            return False
         view = self.segment_view(segment)
         return self.driver.transfer.checksum(view) == self.backup.checksum(segment)
 
@@ -214,6 +233,15 @@ class SharedRegion:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _map_segment(self, segment: int, unit: int) -> None:
+        self.driver.map(self._segment_address(segment), self._units[unit])
+        self._holes.discard(segment)
+
+    def _unmap_segment(self, segment: int) -> None:
+        if segment not in self._holes:
+            self.driver.unmap(self._segment_address(segment), self.geometry.unit_bytes)
+            self._holes.add(segment)
 
     def _segment_address(self, segment: int) -> int:
         return self._arena.address + segment * self.geometry.unit_bytes

@@ -198,7 +198,7 @@ class RestoreWorker:
 
     def _bind(self, task: RestoreTask, fence: Fence) -> None:
         transfer = self._region.driver.transfer
-        if self._region.unit_of(task.segment) == task.unit:
+        if self._region.maps(task.segment, task.unit):
             transfer.wait_for(fence)
             return
         # No stream orders a remap: all that may use the addresses must be over, on the host's word.

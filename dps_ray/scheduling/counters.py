@@ -10,6 +10,8 @@ class Counters:
     switches_to_fast: int = 0
     switches_to_full: int = 0
     units_lent: int = 0
+    blocks_moved: int = 0
+    """Live KV blocks moved to base memory so that their units could be restored."""
     restores_started: int = 0
     restores_completed: int = 0
     restores_cancelled: int = 0

@@ -129,6 +129,10 @@ class UnitLedger:
         """Return the FREE units, the longest free first."""
         return tuple(self._free_units)
 
+    def live_blocks(self) -> dict[int, int]:
+        """Return the live blocks of every unit that has some, in linear time."""
+        return {unit: used for unit, used in enumerate(self._used) if used}
+
     def pick_unit(self) -> int | None:
         """Return the unit to allocate from next, or ``None`` when that takes a lend.
 

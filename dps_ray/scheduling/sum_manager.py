@@ -4,21 +4,23 @@ SUM is the paper's semi-unified memory (section IV-B). Protocol of one scheduler
 on the scheduler's thread:
 
 1. ``on_restored`` / ``on_restore_failed`` for what the ranks have reported;
-2. allocation: the block pool allocates and releases in ``ledger``, and calls ``lend_for`` when
+2. ``compact``, which moves live blocks before the step names any;
+3. allocation: the block pool allocates and releases in ``ledger``, and calls ``lend_for`` when
    neither base nor KV units can serve a request;
-3. ``plan_step``, exactly once: its command goes to every rank with the step.
+4. ``plan_step``, exactly once: its command goes to every rank with the step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dps_ray.commands import RestoreTask, StepCommand
+from dps_ray.commands import BlockMove, RestoreTask, StepCommand
 from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.compaction import plan_moves
 from dps_ray.scheduling.counters import Counters
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits, SwitchPolicy
 from dps_ray.scheduling.retry import RestoreRetry, RetryLimits
-from dps_ray.scheduling.states import LedgerError
+from dps_ray.scheduling.states import LedgerError, UnitState
 
 
 class UnitBlocks(Protocol):
@@ -35,6 +37,17 @@ class UnitBlocks(Protocol):
         """Withdraw all blocks of ``unit``, none of them live: a residual segment returns.
 
         Prefix-cache entries that point at them must be dropped first.
+        """
+
+    @property
+    def free_base_blocks(self) -> int:
+        """Free KV blocks outside the units."""
+
+    def move_to_base(self, unit: int, count: int) -> Sequence[BlockMove]:
+        """Give up to ``count`` live blocks of ``unit`` new ids in base memory.
+
+        Requests and prefix-cache entries follow; the blocks left behind are free and released in
+        the ledger. Blocks that something else than a request holds stay.
         """
 
 
@@ -58,6 +71,8 @@ class SumManager:
         cache, which a burst then takes without a cancellation.
     retry
         Bounds on retries after a failed restore.
+    max_moves
+        Live KV blocks that one step may move out of lent units; 0 turns compaction off.
     """
 
     def __init__(
@@ -70,6 +85,7 @@ class SumManager:
         pin: Pin = Pin.AUTO,
         max_restoring_units: int | None = None,
         retry: RetryLimits | None = None,
+        max_moves: int = 0,
     ) -> None:
         if max_restoring_units is not None and max_restoring_units < 1:
             raise ValueError(
@@ -87,6 +103,10 @@ class SumManager:
         # Orders for the next command. A unit in _zero belongs to the KV cache.
         self._cancel: list[RestoreTask] = []
         self._zero: list[int] = []
+        self._move: list[BlockMove] = []
+        self._emptied: set[int] = set()
+        """Units that the pending moves read: the copy out runs in the coming step."""
+        self._max_moves = max_moves
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -104,6 +124,11 @@ class SumManager:
     def fault(self) -> str | None:
         """Why the replica cannot return to full mode, or ``None``."""
         return self._retry.fault
+
+    @property
+    def gave_up(self) -> bool:
+        """A restore failed so often that none is tried any more, until the pin changes."""
+        return self._retry.exhausted
 
     @property
     def obtainable_blocks(self) -> int:
@@ -192,6 +217,31 @@ class SumManager:
 
     # -- the step ---------------------------------------------------------------------------------
 
+    @property
+    def may_compact(self) -> bool:
+        """Whether ``compact`` could have anything to do: lent units hold live blocks."""
+        live = self.ledger.count(UnitState.AVAIL) + self.ledger.count(UnitState.FULL)
+        return bool(self._max_moves and live)
+
+    def compact(self, pressure: Pressure) -> None:
+        """Move live blocks out of the emptiest units, once the policy would restore those.
+
+        Parameters
+        ----------
+        pressure
+            Demand before this step's allocation.
+        """
+        now = self._clock()
+        if not self._policy.may_restore(pressure, self._pin, now) or not self._retry.may_start(now):
+            return
+        room = self._blocks.free_base_blocks
+        for unit, count in plan_moves(self.ledger.live_blocks(), room, self._max_moves):
+            moves = self._blocks.move_to_base(unit, count)
+            if moves:
+                self._move += moves
+                self._emptied.add(unit)
+                self.counters.blocks_moved += len(moves)
+
     def plan_step(self, pressure: Pressure) -> StepCommand:
         """Close the step's allocation: start restores, fix the mode, hand out pending orders.
 
@@ -209,19 +259,30 @@ class SumManager:
         if self._policy.note_mode(mode, now):
             self._count_switch(mode, now)
         command = StepCommand(
-            mode=mode, cancel=tuple(self._cancel), zero=tuple(self._zero), restore=restore
+            mode=mode,
+            cancel=tuple(self._cancel),
+            zero=tuple(self._zero),
+            move=tuple(self._move),
+            restore=restore,
         )
         self._cancel.clear()
         self._zero.clear()
+        self._move.clear()
+        self._emptied.clear()
         return command
 
     def restore_candidates(self) -> tuple[int, ...]:
         """Return the units whose restore could begin in the coming step, longest free first.
 
         A unit to be zeroed in that step is none: the copy runs beside the compute stream and only
-        waits for earlier steps, so the zeroing could wipe restored bytes.
+        waits for earlier steps, so the zeroing could wipe restored bytes. Nor is one that blocks
+        are moved out of in that step: they could be overwritten first.
         """
-        return tuple(unit for unit in self.ledger.restorable_units() if unit not in self._zero)
+        return tuple(
+            unit
+            for unit in self.ledger.restorable_units()
+            if unit not in self._zero and unit not in self._emptied
+        )
 
     # -- integrity --------------------------------------------------------------------------------
 

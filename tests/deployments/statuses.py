@@ -31,6 +31,8 @@ IDLE = EngineStatus(
     restored_bytes=0,
     restore_busy_s=0.0,
     restores_cancelled=0,
+    restores_failed=0,
+    backup_bytes=0,
     last_restore_s=None,
     fault=None,
 )

@@ -64,7 +64,9 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool,
             clock=lambda: self.now_s,
             retry=RetryLimits(attempts=10, first_pause_s=0.1),
+            max_moves=2,
         )
+        self.pool.tables = lambda: self.requests
         self.names = count()
         self.requests: list[list[KVCacheBlock]] = []
         self.contents: dict[int, bytes] = dict.fromkeys(range(TOTAL_BLOCKS), UNWRITTEN)
@@ -170,9 +172,24 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, DWELL_S / 2, DWELL_S]))
     def step(self, seconds: float) -> None:
         self.now_s += seconds
+        self.compact()
         command = self.manager.plan_step(Pressure(len(self.held), BASE_BLOCKS - 1))
         for task in command.restore:
             self.fill(task.unit, WEIGHTS)
+
+    @rule()
+    def compact(self) -> None:
+        """The next step's scheduling begins."""
+        before = {block: self.pool.blocks[block].block_hash for block in self.held}
+        lengths = [len(request) for request in self.requests]
+        if not self.manager.may_compact:
+            return
+        self.manager.compact(Pressure(len(self.held), BASE_BLOCKS - 1))
+        for move in self.manager._move:
+            if move.source in before:
+                self.contents[move.target] = self.contents[move.source]
+                assert self.pool.blocks[move.target].block_hash == before[move.source]
+        assert [len(request) for request in self.requests] == lengths
 
     @rule()
     def fall_calm(self) -> None:

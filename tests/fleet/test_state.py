@@ -37,6 +37,8 @@ STATUS = EngineStatus(
     restored_bytes=12345,
     restore_busy_s=0.5,
     restores_cancelled=1,
+    restores_failed=0,
+    backup_bytes=1 << 20,
     last_restore_s=None,
     fault=None,
 )

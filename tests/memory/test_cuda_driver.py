@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
+import cuda.bindings.driver as real
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from dps_ray.config import DpsConfigError
 from dps_ray.memory.arena import ResidualArena
 from dps_ray.memory.cuda_driver import CudaDriver
 from dps_ray.memory.driver import VmmError
+from dps_ray.memory.drivers import open_driver, planned_granularity_bytes
 from dps_ray.memory.geometry import plan_geometry
 from dps_ray.memory.region import SharedRegion
 
@@ -111,9 +114,17 @@ def test_lack_of_memory_is_told_with_what_is_free_and_nothing_is_taken(fake: Fak
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA driver")
 def test_a_machine_without_a_cuda_driver_is_named_in_one_line() -> None:
-    with pytest.raises(VmmError, match=r"cuInit\(0\)") as caught:
-        CudaDriver(0)
+    with pytest.raises(DpsConfigError, match=r"device 0 cannot be driven \(cuInit\(0\)") as caught:
+        open_driver("cuda", 0)
     assert "\n" not in str(caught.value)
+
+
+def test_plans_are_made_with_the_granularity_the_device_will_have(fake: FakeCuda) -> None:
+    fake.granularity_bytes = 2 << 20
+    driver = open_cuda(fake)
+    assert planned_granularity_bytes("cuda") == driver.granularity_bytes
+    assert planned_granularity_bytes("host") == open_driver("host", 0).granularity_bytes
+    driver.close()
 
 
 def test_each_thread_enters_the_context_once(fake: FakeCuda) -> None:
@@ -215,3 +226,40 @@ def test_a_refusal_at_any_call_is_raised_with_its_name_and_leaves_nothing(
 
     with pytest.raises((VmmError, DpsConfigError), match=rf"{name}\(.*CUDA_ERROR_UNKNOWN"):
         live()
+
+
+class AskingTheBindings(FakeCuda):
+    """Gives every call to the real bindings first, which convert its arguments, then need a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.converted: set[str] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if not name.startswith("cu"):
+            return found
+
+        def ask_first(*arguments: Any) -> Any:
+            with pytest.raises(RuntimeError, match="driver library"):
+                getattr(real, name)(*arguments)
+            self.converted.add(name)
+            return found(*arguments)
+
+        return ask_first
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the calls would reach the device")
+def test_the_real_bindings_take_every_argument_that_is_given() -> None:
+    fake = AskingTheBindings()
+    driver = open_cuda(fake)
+    region = build_region(driver, load(driver)[0])
+    driver.compute.zero(region.unit_kv_view(0))
+    driver.transfer.wait_for(driver.compute.mark())
+    driver.transfer.copy(region.segment_view(0), region.backup.segment(0))
+    driver.transfer.mark().wait()
+    driver.free_and_total_bytes()
+    region.close()
+    driver.close()
+    assert fake.converted == {name for name in vars(FakeCuda) if name.startswith("cu")}
+    assert not fake.leaks

@@ -26,10 +26,12 @@ class FailingDriver(HostDriver):
         super().__init__()
         self.call, self.budget = call, budget
 
+        self.for_good = False
+
     def _spend(self, call: str, nbytes: int) -> None:
         if call == self.call:
             self.budget -= 1
-            if self.budget == -1:
+            if self.budget == -1 or (self.for_good and self.budget < 0):
                 raise VmmError(call, f"{nbytes} bytes", "injected")
 
     def create(self, nbytes: int) -> PhysicalHandle:
@@ -120,6 +122,32 @@ def test_a_refused_remap_leaves_the_binding_as_it_was(build: BuildRig, refused: 
         rig.region.rebind(0, 2)
     assert rig.region.unit_of(0) == rig.region.segment_of(0) == 0
     assert rig.layers_intact()
+
+
+@pytest.mark.parametrize("passed", [0, 1])
+def test_a_remap_that_cannot_be_put_back_is_not_read_and_the_next_one_mends_it(
+    build: BuildRig, passed: int
+) -> None:
+    driver = FailingDriver("map", budget=1 << 30)
+    rig = build("any", driver=driver)
+    region = rig.region
+    region.upload_all()
+    driver.budget, driver.for_good = passed, True
+    with pytest.raises(VmmError, match="injected"):
+        region.rebind(0, 2)
+    assert not region.maps(0, 0)
+    assert not region.verify(0)
+    with pytest.raises(ResidualMismatchError, match=r"segments \[0, 2\] of"):
+        region.verify_all()
+    driver.for_good = False
+    region.rebind(0, 2)
+    region.rebind(2, 0)
+    assert region.maps(0, 2)
+    assert region.maps(2, 0)
+    region.upload_all()
+    assert rig.layers_intact()
+    region.close()
+    assert driver.created_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ hold, and raise :class:`CorruptionError` as soon as an order would damage weight
 
 from dataclasses import dataclass, field
 
-from dps_ray.commands import RestoreTask, StepCommand
+from dps_ray.commands import BlockMove, RestoreTask, StepCommand
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
@@ -106,6 +106,13 @@ class Replica:
         assert self.visible[unit], f"unit {unit} is hidden twice"
         assert self.live[unit] == 0, f"unit {unit} is hidden with live blocks"
         self.visible[unit] = False
+
+    @property
+    def free_base_blocks(self) -> int:
+        return self.base_blocks - self.base_used
+
+    def move_to_base(self, unit: int, count: int) -> list[BlockMove]:
+        raise AssertionError(f"{count} blocks of unit {unit} move although compaction is off")
 
     @property
     def used_blocks(self) -> int:

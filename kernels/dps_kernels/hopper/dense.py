@@ -68,11 +68,13 @@ def multiply(
         x = x.contiguous()
     upper = planes.upper.view(FP8_TYPES[planes.fmt] if kind == "fp8" else torch.int32)
     lower = None if planes.lower is None else planes.lower.view(torch.int32)
-    split = tile.splits > 1
-    parts = out.new_empty(tile.splits, count, rows, dtype=torch.float32) if split else out
+    splits = min(tile.splits, triton.cdiv(columns, tile.bk))
+    parts = out
+    if splits > 1:
+        parts = out.new_empty(splits, count, rows, dtype=torch.float32)
     scales = (bias, planes.row_shift, scale)
     width = tile.bk * upper.shape[1] // columns
-    gemm[(triton.cdiv(rows, tile.bn) * triton.cdiv(count, tile.bm), tile.splits)](
+    gemm[(triton.cdiv(rows, tile.bn) * triton.cdiv(count, tile.bm), splits)](
         _operand(x, tile.bm, tile.bk, arch),
         _operand(upper, tile.bn, width, arch),
         _operand(lower, tile.bn, width, arch),
@@ -91,16 +93,16 @@ def multiply(
         BM=tile.bm,
         BN=tile.bn,
         BK=tile.bk,
-        SPLITS=tile.splits,
+        SPLITS=splits,
         GROUP=GROUP,
         EVEN_K=columns % tile.bk == 0,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    if split:
+    if splits > 1:
         grid = (triton.cdiv(rows, BLOCK), count)
         full = kind == "full"
-        add_splits[grid](parts, out, *scales, count, rows, e5m2, full, arch.sm, tile.splits, BLOCK)
+        add_splits[grid](parts, out, *scales, count, rows, e5m2, full, arch.sm, splits, BLOCK)
 
 
 def _operand(tensor: Tensor | None, height: int, width: int, arch: Arch) -> Any:

@@ -56,8 +56,8 @@ def gemm(
 
     ``x`` [M, K], ``upper`` and ``lower`` [N, K / 4] int32 words (E4M3 or E5M2 values [N, K] with
     ``FP8``) are pointers, or descriptors with ``TMA``. ``out`` is [M, N]; with more than one split,
-    float32 [SPLITS, M, N] without scales and bias. ``SCALE_X``: ``x`` is not FP16 and is scaled
-    here, tile by tile, by powers of two.
+    which all have a step or more, float32 [SPLITS, M, N] without scales and bias. ``SCALE_X``:
+    ``x`` is not FP16 and is scaled here, step by step, by powers of two.
     """
     PER: tl.constexpr = 1 if FP8 else 4  # weights of one element
     BW: tl.constexpr = BK // PER
@@ -66,9 +66,11 @@ def gemm(
     split = tl.program_id(1)
     row = pid_n * BN + tl.arange(0, BN)
     token = pid_m * BM + tl.arange(0, BM)
-    steps = tl.cdiv(tl.cdiv(K, BK), SPLITS)
-    start = split * steps * BK
-    end = tl.minimum(start + steps * BK, K)
+    steps = tl.cdiv(K, BK)
+    start = split * steps // SPLITS * BK
+    end = tl.minimum((split + 1) * steps // SPLITS * BK, K)
+    # Where the loop may never run, ptxas waits for every single warpgroup multiplication.
+    tl.assume(end > start)
     column = tl.arange(0, BK)
     word = tl.arange(0, BW)
     if not TMA:

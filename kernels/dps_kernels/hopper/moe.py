@@ -78,7 +78,16 @@ def routed(
     -------
     Tensor
         [T, H] in ``x.dtype``.
+
+    Raises
+    ------
+    ValueError
+        If the routing is for blocks of another size.
     """
+    if routing.block != plan.tile.bm:
+        raise ValueError(
+            f"routing has blocks of {routing.block} routes: sort for plan.tile.bm, {plan.tile.bm}"
+        )
     tokens, top_k = topk_weights.shape
     hidden, inner = w2.upper.shape[1:]
     gated = x.new_empty(tokens * top_k, inner)

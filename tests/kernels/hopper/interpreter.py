@@ -41,7 +41,12 @@ def interpreted() -> Iterator[None]:
         return of(kernel.fn).run(*args, **options)
 
     def call(kernel: JITFunction, *args: Any, **options: Any) -> Any:
-        return of(kernel.fn)(*args, **options)
+        # Its own call would leave the language patched for the rest of the process.
+        scope = interpreter._patch_lang(kernel.fn)
+        try:
+            return of(kernel.fn).rewrite()(*args, **options)
+        finally:
+            scope.restore()
 
     with (
         mock.patch.object(JITFunction, "run", start),
@@ -55,14 +60,25 @@ def interpreted() -> Iterator[None]:
 
 
 _CONVERT = interpreter._convert_float
-_FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+_NARROW = {
+    tl.float8e4nv: (torch.float8_e4m3fn, np.uint8),
+    tl.float8e5: (torch.float8_e5m2, np.uint8),
+    tl.bfloat16: (torch.bfloat16, np.uint16),
+}
 
 
 def _convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any) -> np.ndarray:
-    """Round to FP8 as the GPU does: Triton's interpreter truncates, or spoils the exponent."""
-    if source != tl.float32 or target not in _FP8:
-        return _CONVERT(data, source, target, rounding)
-    return torch.from_numpy(data).to(_FP8[target]).view(torch.uint8).numpy()
+    """To and from FP8 and BF16 as the GPU does: Triton's interpreter truncates, among others."""
+    contiguous = np.ascontiguousarray(data)
+    if source in _NARROW and target in (tl.float16, tl.float32):
+        values = torch.from_numpy(contiguous.view(np.uint8)).view(_NARROW[source][0])
+        wide = values.to(torch.float16 if target == tl.float16 else torch.float32).numpy()
+        return wide.reshape(data.shape)
+    if source == tl.float32 and target in _NARROW:
+        kind, bits = _NARROW[target]
+        rounded = torch.from_numpy(contiguous).to(kind)
+        return rounded.view(torch.uint8).numpy().view(bits).reshape(data.shape)
+    return _CONVERT(data, source, target, rounding)
 
 
 class _Results(list[TensorHandle]):

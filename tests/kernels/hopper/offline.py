@@ -90,6 +90,16 @@ class Compiled:
         steps = self.loop.steps(tile, warps)
         return self.loop.count(sass.INTEGER) * warps * 32 / (tile[1] * tile[2] * steps)
 
+    def summary(self, tile: tuple[int, int, int]) -> str:
+        """One line for a table of figures."""
+        matrix = {name: n for name, n in self.loop.histogram().items() if name in sass.MATRIX}
+        shape = "x".join(map(str, tile))
+        return (
+            f"{self.name} {shape}, {self.warps} warps: {self.registers} registers, "
+            f"{self.spills} spills, {self.shared_bytes >> 10} KiB shared, "
+            f"{self.integer_per_weight(tile):.2f} integer operations per weight, {matrix}"
+        )
+
     def _inspect(self, tool: str, option: str) -> str:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(self._cubin)

@@ -3,8 +3,9 @@
 *Integer operations per weight* is the number of vector-ALU integer instructions in the body of the
 main loop (`INTEGER`, every variant, predicated or not), times the threads of the block, divided by
 the weights of the tile that one pass of the body multiplies. Address arithmetic, loop control and
-register moves on the vector ALU are in the count, since they take the same issue slots; the uniform
-datapath (`UIADD3`, `ULOP3`, ...) and floating-point instructions are not.
+register moves on the vector ALU are in the count, since they take the same issue slots, and so are
+conversions between formats, which can stand in for integer work. The uniform datapath (`UIADD3`,
+`ULOP3`, ...) and floating-point arithmetic are not.
 """
 
 import re
@@ -14,9 +15,9 @@ from typing import NamedTuple
 
 # fmt: off
 INTEGER = frozenset({
-    "BMSK", "BREV", "FLO", "IABS", "IADD", "IADD3", "IDP", "IMAD", "IMNMX", "IMUL", "ISETP",
-    "LEA", "LOP", "LOP3", "MOV", "POPC", "PRMT", "SEL", "SGXT", "SHF", "SHL", "SHR", "VABSDIFF",
-    "VABSDIFF4", "VIADD", "VIADDMNMX", "VIMNMX",
+    "BMSK", "BREV", "F2F", "F2FP", "F2I", "FLO", "I2F", "I2FP", "IABS", "IADD", "IADD3", "IDP",
+    "IMAD", "IMNMX", "IMUL", "ISETP", "LEA", "LOP", "LOP3", "MOV", "POPC", "PRMT", "SEL", "SGXT",
+    "SHF", "SHL", "SHR", "VABSDIFF", "VABSDIFF4", "VIADD", "VIADDMNMX", "VIMNMX",
 })
 # fmt: on
 MATRIX = ("HGMMA", "QGMMA", "HMMA", "QMMA")

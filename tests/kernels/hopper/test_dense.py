@@ -14,7 +14,7 @@ from tests.kernels.weights import FORMATS, nested, normal, values
 AMPERE = Arch(80, 4, 160 << 10)
 ADA = Arch(89, 4, 100 << 10)
 HOPPER = Arch(90, 4, 224 << 10)
-EPSILON = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-20}
+EPSILON = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
 SMALL = Tile(16, 32, 64, 4, 2, 1)
 
 
@@ -66,7 +66,7 @@ def test_fp8_multiplies_what_the_quantiser_made(fmt, arch):
 
 @pytest.mark.parametrize("kind", ["full", "fast", "fp8"])
 @pytest.mark.parametrize("splits", [2, 3, 5])
-def test_split_sums_add_up_also_when_the_last_split_is_short_or_empty(kind, splits):
+def test_split_sums_add_up_also_of_uneven_splits_and_more_splits_than_steps(kind, splits):
     weight = nested((40, 256), "e4m3_row", torch.bfloat16)
     x = normal(3, 256, dtype=torch.bfloat16, seed=1)
     planes, whole = k16(weight, kind == "full"), Tile(16, 32, 64, 4, 2, 1)

@@ -49,6 +49,10 @@ def check(arch, kind, tokens, fmt="e4m3", dtype=torch.float16, rows=4096, column
     assert gemm.has(matrix_instruction(kind, arch))
     assert per_weight <= MOST_INTEGER_OPERATIONS[kind]
     assert gemm.shared_bytes <= arch.shared_bytes - 1024
+    if gemm.has("HGMMA"):
+        # Not one by one: the next is decoded and issued while the last runs.
+        waits = sum(".DEPBAR" in i.suffix for i in gemm.loop.body if i.name == "WARPGROUP")
+        assert waits <= gemm.loop.count(("HGMMA",)) / 2
     return gemm
 
 

@@ -153,3 +153,13 @@ def test_no_tokens_give_no_rows():
     x = torch.empty(0, HIDDEN, dtype=torch.float16)
     y = moe.moe(x, w13, w2, torch.empty(0, 2), torch.empty(0, 2).long(), HOPPER)
     assert y.shape == (0, HIDDEN)
+
+
+def test_a_routing_for_other_blocks_is_refused():
+    w13, w2 = (stored(part, True) for part in layer("e4m3", torch.float16))
+    x = torch.empty(4, HIDDEN, dtype=torch.float16)
+    weights, ids = route(4)
+    with interpreted():
+        routing = sort_routes(ids, EXPERTS, 32)
+    with pytest.raises(ValueError, match="blocks of 32 routes"):
+        moe.routed(x, w13, w2, weights, routing, moe.Plan("full", TILE), HOPPER)

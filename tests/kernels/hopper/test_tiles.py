@@ -1,7 +1,10 @@
+import argparse
 import json
 
 import pytest
-from dps_kernels.hopper import autotune, tiles
+import torch
+from dps_kernels import K16, Planes
+from dps_kernels.hopper import autotune, moe, tiles
 from dps_kernels.hopper.arch import Arch
 
 A100 = Arch(80, 108, 164 << 10)
@@ -50,13 +53,31 @@ def test_autotune_writes_the_fastest_tile_and_lookup_finds_it(tmp_path, monkeypa
         return lambda tile: abs(tile.bn - 128) + abs(tile.bk - 64) + tile.stages + tile.splits
 
     path = tmp_path / "tiles.json"
-    autotune.write(path, autotune.tune(512, 1024, H100, measure_for), H100)
+    autotune.write(path, autotune.tune((512, 1024), H100, measure_for), H100)
     monkeypatch.setenv(tiles.OVERRIDE, str(path))
     tile = tiles.lookup("full", 16, 512, 1024, H100)
     assert (tile.bn, tile.bk, tile.stages, tile.splits) == (128, 64, 2, 0)
     assert tiles.lookup("fp8", 10**6, 512, 1024, H100).bn == 128
     monkeypatch.delenv(tiles.OVERRIDE)
     assert tiles.lookup("full", 16, 512, 1024, H100) != tile
+
+
+def test_experts_are_tuned_by_the_routes_each_gets_and_without_splits(tmp_path, monkeypatch):
+    def measure_for(kind, routes):
+        return lambda tile: abs(tile.bm - routes) + abs(tile.bn - 128) + tile.bk + tile.splits
+
+    path = tmp_path / "tiles.json"
+    autotune.write(path, autotune.tune((128, 1536, 2048, 8), H100, measure_for), H100)
+    monkeypatch.setenv(tiles.OVERRIDE, str(path))
+    planes = Planes(torch.empty(128, 1536, 2048, dtype=torch.uint8), None, "e4m3", None, K16)
+    few, many = (moe.plan_for(routes * 128, planes, H100) for routes in (2, 512))
+    assert (few.kind, few.tile.bm, few.tile.splits) == ("fast", 16, 1)
+    assert (many.kind, many.tile.bm) == ("fp8", 128)
+
+
+def test_weights_of_other_shapes_are_refused():
+    with pytest.raises(argparse.ArgumentTypeError, match="'4096x': give NxK"):
+        autotune.weight_of("4096x")
 
 
 def test_a_gpu_on_which_no_tile_runs_is_named_an_error():

@@ -1,0 +1,100 @@
+"""The part of ``check engine`` where memory moves under requests that go on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dps_ray.checks.process import run_engines
+from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec, block_bytes
+from dps_ray.report import Report
+
+LOAD_BASE_BLOCKS = 24
+LONG_BASE_BLOCKS = 72
+"""Room for one request of 1,000 tokens below the low watermark."""
+TIMEOUT_S = 3600.0
+
+Judge = Callable[[Report, Callable[[str], None]], None]
+
+
+def check_shadow(folder: Path, cycles: int) -> Judge:
+    """Run full/fast cycles under load, then their shadow; says how to judge them."""
+    spec = _spec("load", folder, LOAD_BASE_BLOCKS, EXACT)
+    (run,) = run_engines(
+        [replace(spec, scenario="cycles_under_load", arguments={"count": cycles})], TIMEOUT_S
+    )
+    dictated = {"modes": run.pop("modes"), "arrivals": run.pop("arrivals")}
+    static = replace(
+        spec,
+        label="load: shadow",
+        kv_bytes=AMPLE_KV_BYTES,
+        dps={**EXACT, "lend": False},
+        scenario="shadow",
+        arguments=dictated,
+    )
+    (other,) = run_engines([static], TIMEOUT_S)
+
+    def judge(report: Report, say: Callable[[str], None]) -> None:
+        digests = run.pop("digests")
+        report.check(
+            f"load: {cycles} full/fast cycles equal a shadow on static memory, tokens and logprobs",
+            digests == other["digests"],
+        )
+        report.check(f"load: {cycles} returns to full mode", run["switches_to_full"] >= cycles)
+        report.check("load: live blocks were moved", run["blocks_moved"] > 0)
+        report.check("load: steps ran alike", not run["preemptions"] and not other["preemptions"])
+        report.check(
+            "load: the restored residual equals the backup",
+            all(rank["residual_intact"] for rank in run["ranks"]),
+        )
+        steps = {mode: dictated["modes"].count(mode) for mode in ("full", "fast")}
+        report.figures["load"] = {**run, "requests": len(digests), "steps": steps}
+        say(
+            f"load: {run['cycles']} cycles, {len(digests)} requests, steps {steps}, "
+            f"{run['units_lent']} units lent, {run['blocks_moved']} live blocks moved"
+        )
+
+    return judge
+
+
+def check_compaction(folder: Path) -> Judge:
+    """Run a long request in lent memory with and without compaction; says how to judge them."""
+    runs = run_engines(long_request_specs(folder))
+
+    def judge(report: Report, say: Callable[[str], None]) -> None:
+        moved, still = runs
+        report.check(
+            "compaction: full mode returns while the long request goes on",
+            moved["blocks_moved"] > 0 and moved["fast_steps"] < moved["steps"],
+        )
+        report.check(
+            "compaction: without it the long request holds the replica in fast mode",
+            still["fast_steps"] == still["steps"],
+        )
+        report.figures["compaction"] = {"on": moved, "off": still}
+        say(
+            f"compaction: after the burst {moved['fast_steps']} of {moved['steps']} steps in fast "
+            f"mode, without it {still['fast_steps']} of {still['steps']}"
+        )
+
+    return judge
+
+
+def long_request_specs(folder: Path) -> list[EngineSpec]:
+    """One long request that began in lent memory: compaction on, then off."""
+    spec = _spec("long request", folder, LONG_BASE_BLOCKS, EXACT)
+    spec = replace(spec, scenario="long_request")
+    return [spec, replace(spec, dps={**EXACT, "compaction_blocks_per_step": 0})]
+
+
+def _spec(label: str, folder: Path, base_blocks: int, dps: dict[str, Any]) -> EngineSpec:
+    """Without a prefix cache: which prefixes survive depends on what was restored when."""
+    return EngineSpec(
+        label=label,
+        model=str(folder),
+        kv_bytes=base_blocks * block_bytes(folder),
+        max_model_len=2048,
+        block_size=BLOCK_TOKENS,
+        enable_prefix_caching=False,
+        dps=dps,
+    )

@@ -1,0 +1,108 @@
+"""Runs the soak: random operations, by seed, until they are done or something breaks."""
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from dps_ray.checks.soak import DWELL_S, LONGEST_PREFIX, RANKS, TOPICS, Soak
+from dps_ray.checks.soak_rules import Rules
+from dps_ray.memory.region import Binding
+from dps_ray.modes import Pin
+
+SWITCH_INTERVAL_S = 1e-4
+"""How long Python lets one thread run: short, so that the restores run between all lines."""
+
+
+@dataclass
+class SoakOutcome:
+    """What a soak did, and what was wrong, if anything was."""
+
+    operations: int
+    counts: Counter[str] = field(default_factory=Counter)
+    broken: str | None = None
+
+
+def run_soak(
+    operations: int, seed: int, binding: Binding = "fixed", rules: Rules | None = None
+) -> SoakOutcome:
+    """Run ``operations`` random operations, or as many as it takes to break an invariant."""
+    rng = random.Random(seed)
+    done = 0
+    with _short_turns():
+        soak = Soak(seed, binding, rules)
+        try:
+            for done in range(1, operations + 1):
+                if done % 64 == 1:
+                    load = rng.random()
+                operate(soak, rng, load)
+            soak.settle()
+            soak.close()
+        except (AssertionError, RuntimeError, ValueError, LookupError) as error:
+            for rank in soak.ranks:
+                rank.abandon()
+            return SoakOutcome(done, soak.counts, f"{type(error).__name__}: {error}")
+    counters = soak.manager.counters
+    for name in (
+        "units_lent",
+        "blocks_moved",
+        "restores_started",
+        "restores_completed",
+        "restores_cancelled",
+        "restores_failed",
+        "switches_to_full",
+    ):
+        soak.counts[name.replace("_", " ")] += getattr(counters, name)
+    return SoakOutcome(done, soak.counts)
+
+
+def operate(soak: Soak, rng: random.Random, load: float) -> None:
+    """One random operation; ``load`` from 0 to 1 tilts them towards allocation."""
+    draw = rng.random()
+    name = "step"
+    if draw < 0.45:
+        if rng.random() < load:
+            name = "allocate"
+            if rng.random() < 0.4:
+                soak.grow(rng.randrange(1 << 16))
+            else:
+                soak.serve(rng.randrange(TOPICS), rng.randint(0, LONGEST_PREFIX), rng.randint(0, 6))
+        else:
+            name = "free"
+            soak.finish(rng.randrange(1 << 16))
+    elif draw < 0.46:
+        name = "burst"
+        soak.burst(rng.randrange(8))
+    elif draw < 0.48:
+        name = "free all"
+        soak.finish_all()
+    elif draw < 0.49:
+        name = "pin"
+        soak.pin(rng.choice((Pin.AUTO, Pin.AUTO, *Pin)))
+    elif draw < 0.50:
+        name = "damage a copy"
+        soak.damage(rng.randrange(RANKS))
+    elif draw < 0.52:
+        name = "stall a copy"
+        soak.stall(rng.randrange(RANKS))
+    elif draw < 0.53:
+        name = "transfer"
+        soak.transfer(rng.randrange(1 << 16))
+    elif draw < 0.56:
+        name = "wait for restores"
+        soak.settle()
+    else:
+        soak.step(rng.choice((0.0, 0.05, DWELL_S)), late=rng.random() < 0.6)
+    soak.counts[f"operation {name}"] += 1
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
