@@ -33,7 +33,14 @@ FP8_TYPES = {
 
 
 def linear(x: Tensor, planes: Planes, bias: Tensor | None, arch: Arch) -> Tensor:
-    """``x @ w.T + bias`` for a ``k16`` weight [N, K] that `dps_kernels.linear` has checked."""
+    """``x @ w.T + bias`` for a ``k16`` weight [N, K] that `dps_kernels.linear` has checked.
+
+    Raises
+    ------
+    ValueError
+        If the planes do not start on 16 bytes.
+    """
+    check_alignment(planes)
     rows, columns = planes.upper.shape
     tokens = x.reshape(-1, columns)
     count = tokens.shape[0]
@@ -64,8 +71,7 @@ def multiply(
         scale_x = True
     elif x.dtype != torch.float16:
         x, scale = activations.to_fp16(x)
-    if x.stride(1) != 1 or x.stride(0) * x.element_size() % 16 or x.data_ptr() % 16:
-        x = x.contiguous()
+    x = _aligned(x)
     upper = planes.upper.view(FP8_TYPES[planes.fmt] if kind == "fp8" else torch.int32)
     lower = None if planes.lower is None else planes.lower.view(torch.int32)
     splits = min(tile.splits, triton.cdiv(columns, tile.bk))
@@ -103,6 +109,24 @@ def multiply(
         grid = (triton.cdiv(rows, BLOCK), count)
         full = kind == "full"
         add_splits[grid](parts, out, *scales, count, rows, e5m2, full, arch.sm, splits, BLOCK)
+
+
+def check_alignment(planes: Planes) -> None:
+    """Raise for planes that cannot be copied 16 bytes at a time."""
+    for name, plane in (("upper", planes.upper), ("lower", planes.lower)):
+        if plane is not None and plane.data_ptr() % 16:
+            raise ValueError(
+                f"{name} starts at address {plane.data_ptr():#x}: it must be a multiple of 16, "
+                "as that of a tensor of its own is (clone it)"
+            )
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Tokens whose rows start on 16 bytes; strides count even where there is one token."""
+    rows_follow = x.stride(1) == 1 and x.stride(0) >= x.shape[1]
+    if rows_follow and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _operand(tensor: Tensor | None, height: int, width: int, arch: Arch) -> Any:

@@ -101,6 +101,28 @@ def test_linear_takes_tile_and_kernel_from_the_table(tokens):
     assert error < (0.04 if tokens >= 65 else 1e-3)  # W8A8 rounds activations to 3 bits
 
 
+@pytest.mark.parametrize("view", ["last columns", "odd stride", "one token", "one row again"])
+def test_activations_that_the_gpu_cannot_copy_in_tiles_are_copied_first(view):
+    weight = nested((32, 64), "e4m3", torch.float16)
+    wide = normal(4, 77, dtype=torch.float16, seed=1)
+    x = {
+        "last columns": wide[:, 13:],
+        "odd stride": wide[:, :64],
+        "one token": wide[2:3, :64],
+        "one row again": wide[1:2, :64].expand(4, 64),
+    }[view]
+    got = product(x, k16(weight, True), None, "full", SMALL, HOPPER)
+    assert_near(got, x, values(weight, True), None)
+
+
+def test_planes_off_16_bytes_are_refused():
+    weight = nested((32, 64), "e4m3", torch.float16)
+    planes = k16(weight, False)
+    shifted = torch.empty(32 * 64 + 4, dtype=torch.uint8)[4:].view(32, 64).copy_(planes.upper)
+    with pytest.raises(ValueError, match=r"upper starts at address .* must be a multiple of 16"):
+        dense.linear(torch.ones(1, 64), planes._replace(upper=shifted), None, HOPPER)
+
+
 def test_no_tokens_make_no_launch():
     weight = nested((48, 64), "e4m3", torch.float16)
     assert dense.linear(torch.empty(0, 64), k16(weight, True), None, HOPPER).shape == (0, 48)
