@@ -70,6 +70,12 @@ class DpsOptions(BaseModel):
     """How far ahead growing demand is projected before it is held against the watermarks, seconds.
     0: only the demand of the moment counts."""
 
+    reuse_fast_prefixes: Literal["allow", "recompute"] = "allow"
+    """Whether full mode reuses cached prefixes that fast mode wrote, or that follow such ones.
+    ``allow``: yes. Recomputing them would load the replica just when a burst has passed, and a
+    request that runs through a switch mixes both anyway. ``recompute``: no. A request with the
+    precision floor ``full`` never reuses them, whatever is chosen here."""
+
     compaction_blocks_per_step: Annotated[int, Field(ge=0)] = 16
     """Live KV blocks that one step may move from lent units to base memory, so that a long request
     cannot hold the replica in fast mode. 0: never move blocks."""

@@ -42,11 +42,20 @@ class Engine:
         return status
 
     def start(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, logprobs: int | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        *,
+        logprobs: int | None = None,
+        precision: str | None = None,
     ) -> list[str]:
-        """Queue greedy requests; ``finish`` runs them."""
+        """Queue greedy requests, with a precision floor if given; ``finish`` runs them."""
         params = SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs
+            temperature=0.0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            logprobs=logprobs,
+            extra_args={"dps_precision": precision} if precision else None,
         )
         names = []
         for prompt in prompts:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dps_ray.checks.move_check import check_compaction, check_shadow
+from dps_ray.checks.prefix_check import check_prefixes
 from dps_ray.checks.process import run_engines
 from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec, block_bytes
 from dps_ray.models.tiny import make_tiny
@@ -70,12 +71,14 @@ def check_engine(
         )
         loaded = pool.submit(check_shadow, subjects[burst_label], load_cycles)
         compacted = pool.submit(check_compaction, subjects[burst_label])
+        reused = pool.submit(check_prefixes, subjects[burst_label])
         for label, future in modes.items():
             _judge_modes(report, label, future.result(), say)
         _judge_burst(report, burst.result(), say)
         _judge_cycles(report, cycle.result()[0], cycles, say)
         loaded.result()(report, say)
         compacted.result()(report, say)
+        reused.result()(report, say)
     # Two ranks need both cores: one engine at a time.
     for label, folder in sharded.items():
         _judge_modes(report, label, run_engines(mode_specs(label, folder, 2)), say)

@@ -14,7 +14,8 @@ LONG_BASE_BLOCKS = 72
 """Room for one request of 1,000 tokens below the low watermark."""
 TIMEOUT_S = 3600.0
 
-Judge = Callable[[Report, Callable[[str], None]], None]
+Say = Callable[[str], None]
+Judge = Callable[[Report, Say], None]
 
 
 def check_shadow(folder: Path, cycles: int) -> Judge:
@@ -34,7 +35,7 @@ def check_shadow(folder: Path, cycles: int) -> Judge:
     )
     (other,) = run_engines([static], TIMEOUT_S)
 
-    def judge(report: Report, say: Callable[[str], None]) -> None:
+    def judge(report: Report, say: Say) -> None:
         digests = run.pop("digests")
         report.check(
             f"load: {cycles} full/fast cycles equal a shadow on static memory, tokens and logprobs",
@@ -61,7 +62,7 @@ def check_compaction(folder: Path) -> Judge:
     """Run a long request in lent memory with and without compaction; says how to judge them."""
     runs = run_engines(long_request_specs(folder))
 
-    def judge(report: Report, say: Callable[[str], None]) -> None:
+    def judge(report: Report, say: Say) -> None:
         moved, still = runs
         report.check(
             "compaction: full mode returns while the long request goes on",

@@ -123,6 +123,31 @@ def long_request(
     }
 
 
+def prefixes(engine: Engine, *, prompt_tokens: int, max_tokens: int = 16) -> dict[str, Any]:
+    """One prompt in fast mode, then several times in full mode: what each took from the cache."""
+    (prompt,) = prompts(1, prompt_tokens, prompt_tokens)
+
+    def ask(precision: str | None = None) -> dict[str, Any]:
+        (name,) = engine.start([prompt], max_tokens, logprobs=1, precision=precision)
+        output = engine.finish([name])[name]
+        return {
+            "cached_tokens": output.num_cached_tokens,
+            "output": [list(output.outputs[0].token_ids), logprobs_of(output)],
+        }
+
+    engine.pin(Pin.FAST)
+    engine.step()
+    answers = {"fast": ask()}
+    engine.pin(Pin.FULL)
+    engine.return_to_full()
+    answers["full"] = ask()
+    answers["full, floor"] = ask("full")
+    answers["full, floor again"] = ask("full")
+    engine.scheduler.reset_prefix_cache()
+    answers["full, nothing cached"] = ask()
+    return answers
+
+
 SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "generate": generate,
     "burst": burst,
@@ -130,6 +155,7 @@ SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "cycles_under_load": cycles_under_load,
     "shadow": shadow,
     "long_request": long_request,
+    "prefixes": prefixes,
 }
 
 

@@ -27,6 +27,7 @@ from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.memory.region import Binding
 from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.block_precision import BlockPrecision
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.retry import RetryLimits
 from dps_ray.scheduling.states import UnitState
@@ -93,6 +94,7 @@ class Soak:
             max_moves=MAX_MOVES,
         )
         self.pool.tables = lambda: (request.blocks for request in self.requests)
+        self.pool.precision = BlockPrecision()
         self.requests: list[SoakRequest] = []
         self.transfers: list[KVCacheBlock] = []
         """Blocks that something else than a request holds by id: they must not move."""

@@ -3,9 +3,15 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+    make_block_hash_with_group_id,
+)
 
 from dps_ray.commands import BlockMove
+from dps_ray.scheduling.block_precision import BlockPrecision
 from dps_ray.scheduling.sum_manager import SumManager
 
 
@@ -22,6 +28,9 @@ class ElasticBlockPool(BlockPool):
 
     manager: SumManager
     first_elastic: int
+    precision: BlockPrecision
+    full_prefixes_only = False
+    """While set, a cached prefix is found only where full precision stands behind it."""
     tables: Callable[[], Iterable[list[KVCacheBlock]]]
     """The lists in which requests hold their blocks, as they are now."""
 
@@ -31,7 +40,7 @@ class ElasticBlockPool(BlockPool):
     ) -> "ElasticBlockPool":
         """Turn a freshly built pool into an elastic one.
 
-        ``manager`` and ``tables`` must be set right after.
+        ``manager``, ``tables`` and ``precision`` must be set right after.
         """
         pool.__class__ = ElasticBlockPool
         assert isinstance(pool, ElasticBlockPool)
@@ -78,6 +87,7 @@ class ElasticBlockPool(BlockPool):
                 table[index] = target
             target.ref_cnt, source.ref_cnt = source.ref_cnt, 0
             self.move_block_hashes(source, target)
+            self.precision.moved(source.block_id, target.block_id)
             self._unit_queues[unit].prepend_n([source])
         self.manager.ledger.release(unit, len(moved))
         return [
@@ -118,7 +128,25 @@ class ElasticBlockPool(BlockPool):
             raise ValueError(f"Cannot lend {missing} blocks from the pool")
         while missing:
             missing -= self._take_from_unit(missing, taken)
+        self.precision.given_out(block.block_id for block in taken)
         return taken
+
+    def get_cached_block(
+        self, block_hash: BlockHash, kv_cache_group_ids: list[int]
+    ) -> list[KVCacheBlock] | None:
+        if not self.full_prefixes_only:
+            return super().get_cached_block(block_hash, kv_cache_group_ids)
+        found = []
+        for group in kv_cache_group_ids:
+            key = make_block_hash_with_group_id(block_hash, group)
+            # The same prefix may be cached twice: as fast mode wrote it, and recomputed since.
+            cached = self.cached_block_hash_to_block._cache.get(key, {})
+            twins = cached.values() if isinstance(cached, dict) else [cached]
+            block = next((twin for twin in twins if self.precision.is_full(twin.block_id)), None)
+            if block is None:
+                return None
+            found.append(block)
+        return found
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         base = [block for block in blocks if not self._is_elastic(block)]

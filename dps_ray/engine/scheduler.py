@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
 
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.block_pool import ElasticBlockPool
@@ -15,7 +16,8 @@ from dps_ray.engine.configure import engine_options
 from dps_ray.engine.publisher import StatusPublisher
 from dps_ray.engine.rank_reports import RankReports
 from dps_ray.engine.status_page import StatusPage
-from dps_ray.modes import Mode
+from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.block_precision import BlockPrecision, Written
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
@@ -30,6 +32,13 @@ logger = logging.getLogger("vllm.dps")
 
 IDLE_STEP_PAUSE_S = 0.001
 """An idle engine keeps stepping while memory comes back; the pause leaves the CPU to the copies."""
+
+
+def precision_floor(request: Request) -> str | None:
+    """What the client asked for in ``vllm_xargs.dps_precision``, if anything."""
+    params = request.sampling_params
+    extra = params.extra_args if params is not None else None
+    return extra.get("dps_precision") if extra else None
 
 
 class ElasticScheduling(_Mixin):
@@ -70,6 +79,10 @@ class ElasticScheduling(_Mixin):
         )
         self._gave_up = False
         pool.tables = self._block_tables
+        pool.precision = BlockPrecision()
+        self._recompute_fast_prefixes = options.reuse_fast_prefixes == "recompute"
+        self._find_prefix = self.kv_cache_manager.get_computed_blocks
+        self.kv_cache_manager.get_computed_blocks = self._find_prefix_in_precision
         self._pool = pool
         self._publisher = StatusPublisher(self._page, self.sum_manager, pool, self._ranks)
         self._publisher.publish(running=0, waiting=0)
@@ -85,6 +98,8 @@ class ElasticScheduling(_Mixin):
             self.sum_manager.compact(self._pressure())
         output = super().schedule(*args, **kwargs)
         output.dps = self.sum_manager.plan_step(self._pressure())
+        if self._pool.enable_caching:
+            self._pool.precision.note_step(output.dps.mode, self._written(output))
         self._publish()
         return output
 
@@ -120,6 +135,31 @@ class ElasticScheduling(_Mixin):
         if gave_up and not self._gave_up:
             logger.error("dps: the replica stays in fast mode: %s", self.sum_manager.fault)
         self._gave_up = gave_up
+
+    def _find_prefix_in_precision(self, request: Request) -> Any:
+        self._pool.full_prefixes_only = precision_floor(request) == "full" or (
+            self._recompute_fast_prefixes and self._next_step_may_be_full()
+        )
+        try:
+            return self._find_prefix(request)
+        finally:
+            self._pool.full_prefixes_only = False
+
+    def _next_step_may_be_full(self) -> bool:
+        manager = self.sum_manager
+        return manager.pin is not Pin.FAST and manager.ledger.mode_allowed() is Mode.FULL
+
+    def _written(self, output: Any) -> Iterator[Written]:
+        """What a step computes, by request and KV cache group."""
+        cached = output.scheduled_cached_reqs
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        starts |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        for name, tokens in output.num_scheduled_tokens.items():
+            start, end = starts[name], starts[name] + tokens
+            for manager in self.kv_cache_manager.coordinator.single_type_managers:
+                size, table = manager.block_size, manager.req_to_blocks[name]
+                blocks = [block.block_id for block in table[start // size : -(-end // size)]]
+                yield Written(blocks, table[(start - 1) // size].block_id if start else None)
 
     def _block_tables(self) -> Iterator[list[KVCacheBlock]]:
         for manager in self.kv_cache_manager.coordinator.single_type_managers:

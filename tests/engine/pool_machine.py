@@ -25,6 +25,7 @@ from vllm.v1.request import Request
 
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.modes import Pin
+from dps_ray.scheduling.block_precision import BlockPrecision
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.retry import RetryLimits
@@ -67,6 +68,7 @@ class PoolMachine(RuleBasedStateMachine):
             max_moves=2,
         )
         self.pool.tables = lambda: self.requests
+        self.pool.precision = BlockPrecision()
         self.names = count()
         self.requests: list[list[KVCacheBlock]] = []
         self.contents: dict[int, bytes] = dict.fromkeys(range(TOTAL_BLOCKS), UNWRITTEN)

@@ -25,6 +25,7 @@ from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
 from dps_ray.memory.restore import RestoreResult
 from dps_ray.modes import Mode
+from dps_ray.scheduling.block_precision import BlockPrecision
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
@@ -97,6 +98,7 @@ def elastic_pool() -> tuple[ElasticBlockPool, SumManager]:
         UnitLedger(UNITS, BLOCKS_PER_UNIT), SwitchLimits(1.0, 0.6, 0.0, 0.0), pool,
         clock=lambda: 0.0,
     )  # fmt: skip
+    pool.precision = BlockPrecision()
     return pool, pool.manager
 
 

@@ -1,0 +1,58 @@
+"""Which precision stands behind each KV block: what wrote it, and what it was computed from."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dps_ray.modes import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one step computes for one request."""
+
+    blocks: Sequence[int]
+    """Ids of the blocks it writes to."""
+    previous: int | None
+    """Id of the block that holds the token before the first one computed; ``None`` at the start."""
+
+
+class BlockPrecision:
+    """Tells KV blocks that are full precision throughout from all others.
+
+    A block is full when every token in it was computed in full mode and so was every token before
+    it: keys and values of a token depend on the whole context, so what follows a fast prefix is
+    not full either, whichever mode computed it. A block that was given out and not written yet is
+    not full: the mode of the step that will write it is decided after a prefix can be found in it.
+    """
+
+    def __init__(self) -> None:
+        self._lower: dict[int, Literal["unwritten", "fast"]] = {}
+
+    def is_full(self, block: int) -> bool:
+        """Whether full precision stands behind ``block``, which holds tokens."""
+        return block not in self._lower
+
+    def given_out(self, blocks: Iterable[int]) -> None:
+        """Forget what the blocks held: a request is about to write them."""
+        for block in blocks:
+            self._lower[block] = "unwritten"
+
+    def moved(self, source: int, target: int) -> None:
+        """Carry the precision of ``source`` over to the block its contents go to."""
+        lower = self._lower.get(source)
+        if lower is None:
+            self._lower.pop(target, None)
+        else:
+            self._lower[target] = lower
+
+    def note_step(self, mode: Mode, written: Iterable[Written]) -> None:
+        """Take in what a step computes, once its mode is decided."""
+        for piece in written:
+            previous = None if piece.previous is None else self._lower.get(piece.previous)
+            fast = mode is Mode.FAST or previous == "fast"
+            for block in piece.blocks:
+                if fast:
+                    self._lower[block] = "fast"
+                elif self._lower.get(block) == "unwritten":
+                    del self._lower[block]

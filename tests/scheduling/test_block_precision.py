@@ -1,0 +1,63 @@
+"""Which blocks are full precision throughout."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps_ray.modes import Mode
+from dps_ray.scheduling.block_precision import BlockPrecision, Written
+
+BLOCK_TOKENS = 4
+
+
+def test_a_block_given_out_is_not_full_before_a_full_step_has_written_it() -> None:
+    precision = BlockPrecision()
+    precision.given_out([3])
+    assert not precision.is_full(3)
+    precision.note_step(Mode.FULL, [Written([3], None)])
+    assert precision.is_full(3)
+
+
+def test_a_block_half_written_in_fast_mode_is_never_full() -> None:
+    precision = BlockPrecision()
+    precision.given_out([3])
+    precision.note_step(Mode.FAST, [Written([3], None)])
+    precision.note_step(Mode.FULL, [Written([3], 3)])
+    assert not precision.is_full(3)
+    precision.given_out([3])
+    precision.note_step(Mode.FULL, [Written([3], None)])
+    assert precision.is_full(3)
+
+
+def test_precision_follows_a_moved_block() -> None:
+    precision = BlockPrecision()
+    precision.given_out([3, 4, 9])
+    precision.note_step(Mode.FULL, [Written([3], None)])
+    precision.note_step(Mode.FAST, [Written([4], None)])
+    precision.moved(3, 9)
+    assert precision.is_full(9)
+    precision.moved(4, 9)
+    assert not precision.is_full(9)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(list(Mode)), st.integers(1, 6)), min_size=1, max_size=12
+    )
+)
+def test_full_blocks_are_those_before_the_first_fast_token(steps: list[tuple[Mode, int]]) -> None:
+    precision = BlockPrecision()
+    blocks: list[int] = []
+    modes: list[Mode] = []
+    for mode, tokens in steps:
+        start = len(modes)
+        modes += [mode] * tokens
+        needed = -(-len(modes) // BLOCK_TOKENS)
+        fresh = list(range(100 + len(blocks), 100 + needed))
+        precision.given_out(fresh)
+        blocks += fresh
+        previous = blocks[(start - 1) // BLOCK_TOKENS] if start else None
+        precision.note_step(mode, [Written(blocks[start // BLOCK_TOKENS :], previous)])
+    first_fast = modes.index(Mode.FAST) if Mode.FAST in modes else len(modes)
+    for index, block in enumerate(blocks):
+        held = min((index + 1) * BLOCK_TOKENS, len(modes))
+        assert precision.is_full(block) == (held <= first_fast)
