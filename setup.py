@@ -104,7 +104,7 @@ def kernels() -> list[Extension]:
     """The extension, on the platforms whose compilers take its flags."""
     if platform.system() != "Linux":
         return []
-    names = [*BINDINGS, "portable.cpp", "dispatch.cpp", "stream.cpp"]
+    names = [*BINDINGS, "portable.cpp", "dispatch.cpp", "stream.cpp", "checksum.cpp"]
     if platform.machine() == "x86_64":
         names += ISA_FLAGS
     headers = [str(path) for pattern in ("*.h", "*.inl") for path in sorted(CSRC.glob(pattern))]

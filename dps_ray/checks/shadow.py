@@ -14,6 +14,9 @@ from dps_ray.checks.engine import Engine
 from dps_ray.checks.requests import logprobs_of, prompts
 from dps_ray.modes import Mode
 
+FILLER_OUTPUT_TOKENS = 5
+"""A burst is over within a few steps, so that a thousand take minutes."""
+
 
 class _Tape:
     """Counts an engine's steps with tokens in them; records their modes, or dictates them."""
@@ -59,7 +62,7 @@ def cycles_under_load(
     for cycle in range(count):
         seed = cycle * (fillers + residents)
         for index in range(fillers):
-            start("filler", seed + index, filler_tokens - block, block // 2)
+            start("filler", seed + index, filler_tokens - block, FILLER_OUTPUT_TOKENS)
         while running("filler") or engine.scheduler.mode is not Mode.FULL:
             if len(tape.modes) >= arrivals[-1][0] + 2 and running("resident") < residents:
                 start("resident", seed + fillers, 2 * block, 3 * block)

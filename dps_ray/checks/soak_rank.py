@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1024
 UNIT_BYTES = 8192
-CHUNK_BYTES = 2048
+CHUNK_BYTES = 4096
 LAYER_SHAPES = ((90, 111), (7, 3000), (3, 5, 77), (9000,))
 """Layers of several sizes, none of which ends where a unit ends; the last unit is partly filled."""
 KV_BYTES = 5 * UNIT_BYTES

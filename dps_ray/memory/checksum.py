@@ -5,11 +5,13 @@ the checksum is ``sum(row_weight[r] * column_weight[c] * word[r, c])`` modulo 2*
 are odd, hence invertible: a change within one word is always found, and since they differ, so are
 words in the wrong place (but for a chance of about 2**-64).
 
-Measured on Zen 3, one thread: 6.1 GB/s, against 2.1 GB/s for zlib's CRC-32. NumPy releases the
-interpreter lock meanwhile.
+The sum of a piece is the sum over its rows, so bytes can be summed piece by piece while they are
+still in the cache. The compiled kernels sum rows some three times as fast as NumPy; either releases
+the interpreter lock meanwhile.
 """
 
 import numpy as np
+from dps_kernels import row_sums
 from numpy.typing import NDArray
 
 COLUMNS = 512
@@ -30,27 +32,34 @@ def column_weights() -> NDArray[np.uint64]:
     return _odd_weights(0, COLUMNS)
 
 
-def row_weights(count: int) -> NDArray[np.uint64]:
-    """The weights of the first ``count`` rows."""
-    return _odd_weights(COLUMNS, count)
+def row_weights(count: int, first: int = 0) -> NDArray[np.uint64]:
+    """The weights of ``count`` rows from row ``first`` on."""
+    global _known_row_weights
+    if first + count > _known_row_weights.size:
+        _known_row_weights = _odd_weights(COLUMNS, first + count)
+    return _known_row_weights[first : first + count]
 
 
 _COLUMN_WEIGHTS = column_weights()
+_known_row_weights = _odd_weights(COLUMNS, 0)
 
 
-def checksum64(data: NDArray[np.uint8]) -> int:
-    """Checksum of contiguous bytes.
+def checksum64(data: NDArray[np.uint8], first_row: int = 0) -> int:
+    """Checksum of contiguous bytes, or one piece's share in it.
 
     Parameters
     ----------
     data
         1-D uint8, contiguous, of any length; trailing zeros within the last 4096-byte row do not
         count.
+    first_row
+        Row at which the piece begins. The shares of all pieces add up, modulo 2**64, to the
+        checksum of the whole.
     """
     whole = data.size // ROW_BYTES * ROW_BYTES
-    rows = data[:whole].view(np.uint64).reshape(-1, COLUMNS) @ _COLUMN_WEIGHTS
+    rows = row_sums(data[:whole].view(np.uint64).reshape(-1, COLUMNS), _COLUMN_WEIGHTS)
     if whole < data.size:
         last = np.zeros(ROW_BYTES, dtype=np.uint8)
         last[: data.size - whole] = data[whole:]
         rows = np.append(rows, last.view(np.uint64) @ _COLUMN_WEIGHTS)
-    return int(rows @ row_weights(rows.size))
+    return int(rows @ row_weights(rows.size, first_row))

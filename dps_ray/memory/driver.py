@@ -71,6 +71,18 @@ class Executor(Protocol):
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copy bytes between equally long 1-D uint8 tensors that do not overlap."""
 
+    def copy_summed(
+        self, destination: torch.Tensor, source: torch.Tensor, first_row: int
+    ) -> int | None:
+        """Copy, and sum what arrived where that is cheaper than reading it again later.
+
+        Returns
+        -------
+        int or None
+            The share of ``destination`` in ``checksum64`` from ``first_row`` on; ``None`` where
+            the copy is only queued.
+        """
+
     def checksum(self, tensor: torch.Tensor) -> int:
         """``dps_ray.memory.checksum.checksum64`` of the bytes, after all earlier work here."""
 

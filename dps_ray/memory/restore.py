@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from dps_ray.commands import RestoreTask
+from dps_ray.memory.checksum import ROW_BYTES
 from dps_ray.memory.driver import Fence
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
@@ -177,8 +178,8 @@ class RestoreWorker:
         busy_before_s = self.counters().busy_seconds
         try:
             self._bind(task, fence)
-            nbytes = self._copy(task)
-            error = self._mismatch(task)
+            nbytes, checksum = self._copy(task)
+            error = self._mismatch(task, checksum)
         except _CancelledError:
             self._count_locked(cancelled=1)
             return
@@ -207,11 +208,15 @@ class RestoreWorker:
         with self._effect():
             self._region.rebind(task.segment, task.unit)
 
-    def _copy(self, task: RestoreTask) -> int:
+    def _copy(self, task: RestoreTask) -> tuple[int, int | None]:
+        """Copy a segment; its bytes, and the checksum of what arrived where it is known already."""
         destination = self._region.segment_view(task.segment)
         source = self._region.backup.segment(task.segment)
         transfer = self._region.driver.transfer
         in_flight: deque[Fence] = deque()
+        # Shares are sums over whole rows.
+        sum_now = self._verify and self._chunk_bytes % ROW_BYTES == 0
+        shares: list[int | None] = []
         for start in range(0, source.numel(), self._chunk_bytes):
             chunk = slice(start, min(start + self._chunk_bytes, source.numel()))
             delay_s = self._pacer.next_delay_s(chunk.stop - chunk.start)
@@ -219,13 +224,19 @@ class RestoreWorker:
             self._pause(delay_s)
             began_s = time.monotonic()
             with self._effect():
-                transfer.copy(destination[chunk], source[chunk])
+                if sum_now:
+                    row = chunk.start // ROW_BYTES
+                    shares.append(transfer.copy_summed(destination[chunk], source[chunk], row))
+                else:
+                    transfer.copy(destination[chunk], source[chunk])
                 self._issued = transfer.mark()
             in_flight.append(self._issued)
             busy_s = time.monotonic() - began_s
             self._count_locked(bytes=chunk.stop - chunk.start, busy_seconds=busy_s)
         self._land(in_flight, 0)
-        return source.numel()
+        known = [share for share in shares if share is not None]
+        whole = sum_now and len(known) == len(shares)
+        return source.numel(), sum(known) % (1 << 64) if whole else None
 
     def _land(self, in_flight: deque[Fence], allowed: int) -> None:
         """Wait until no more than ``allowed`` chunks are in flight, oldest first."""
@@ -234,11 +245,14 @@ class RestoreWorker:
             in_flight.popleft().wait()
         self._count_locked(busy_seconds=time.monotonic() - began_s)
 
-    def _mismatch(self, task: RestoreTask) -> str | None:
+    def _mismatch(self, task: RestoreTask, checksum: int | None) -> str | None:
         if not self._verify:
             return None
         began_s = time.monotonic()
-        matches = self._region.verify(task.segment)
+        if checksum is None:
+            matches = self._region.verify(task.segment)
+        else:
+            matches = checksum == self._region.backup.checksum(task.segment)
         self._count_locked(busy_seconds=time.monotonic() - began_s)
         if matches:
             return None

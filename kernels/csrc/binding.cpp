@@ -182,6 +182,17 @@ int64_t read_all(const Tensor& data) {
   return static_cast<int64_t>(folded.load());
 }
 
+void row_sums(const Tensor& words, const Tensor& weights, Tensor sums) {
+  const auto data = [](const Tensor& tensor) {
+    TORCH_CHECK(tensor.is_contiguous() && tensor.scalar_type() == at::kLong,
+                "row_sums: contiguous int64 is needed");
+    return reinterpret_cast<uint64_t*>(tensor.data_ptr<int64_t>());
+  };
+  TORCH_CHECK(words.numel() == sums.numel() * weights.numel(), "row_sums: ", words.numel(),
+              " words in ", sums.numel(), " rows of ", weights.numel());
+  dps::row_sums(data(words), data(weights), sums.numel(), weights.numel(), data(sums));
+}
+
 std::string isa() { return dps::kernels().name; }
 
 }  // namespace
@@ -195,6 +206,7 @@ TORCH_LIBRARY(dps_kernels, m) {
         "Tensor upper2, Tensor? lower2, bool e5m2_2, Tensor? row_shift2, Tensor topk_weights, "
         "Tensor topk_ids) -> Tensor");
   m.def("read_all(Tensor data) -> int");
+  m.def("row_sums(Tensor words, Tensor weights, Tensor(a!) sums) -> ()");
   m.def("isa() -> str", isa);
 }
 
@@ -204,4 +216,5 @@ TORCH_LIBRARY_IMPL(dps_kernels, CPU, m) {
   m.impl("reconstruct", reconstruct);
   m.impl("moe", moe);
   m.impl("read_all", read_all);
+  m.impl("row_sums", row_sums);
 }

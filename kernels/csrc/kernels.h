@@ -117,6 +117,10 @@ const PackedKernels& amx_kernels();
 // fastest way to read memory once, which is the measure of kernels that read weights once.
 uint64_t read_lines(const uint8_t* data, int64_t size);
 
+// sums[row] = sum of words[row, column] * weights[column], modulo 2^64; contiguous rows.
+void row_sums(const uint64_t* words, const uint64_t* weights, int64_t rows, int64_t columns,
+              uint64_t* sums);
+
 // The best set this CPU runs; DPS_KERNELS_ISA=portable|avx2|avx512|avx512_bf16|amx lowers it.
 const Kernels& kernels();
 

@@ -4,6 +4,7 @@ Compiled for the CPU with run-time dispatch (AVX2, AVX-512, portable); where the
 is missing, the same functions run in plain torch.
 """
 
+from dps_kernels.checksum import row_sums
 from dps_kernels.library import available, isa
 from dps_kernels.linear import linear, linear_16bit
 from dps_kernels.moe import moe
@@ -35,5 +36,6 @@ __all__ = [
     "preferred_layout",
     "read_all",
     "reconstruct",
+    "row_sums",
     "to_layout",
 ]

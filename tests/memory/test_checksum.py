@@ -1,6 +1,7 @@
 """What the checksum finds."""
 
 import numpy as np
+from dps_kernels import row_sums
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,3 +34,19 @@ def test_the_value_is_the_documented_sum() -> None:
     assert checksum64(row_of_one) % 2 == 1
     assert checksum64(doubled) == 2 * checksum64(row_of_one) % 2**64
     assert checksum64(row_of_one[: 4096 + 16]) == checksum64(row_of_one)
+
+
+def test_shares_of_pieces_add_up_to_the_checksum_of_the_whole() -> None:
+    data = np.random.default_rng(3).integers(0, 256, 5 * 4096 + 1000, dtype=np.uint8)
+    for rows in (1, 2, 3, 8):
+        piece = rows * 4096
+        shares = [
+            checksum64(data[start : start + piece], start // 4096)
+            for start in range(0, data.size, piece)
+        ]
+        assert sum(shares) % (1 << 64) == checksum64(data)
+
+
+def test_the_compiled_rows_are_numpys() -> None:
+    words = np.random.default_rng(4).integers(0, 1 << 64, (7, 512), dtype=np.uint64)
+    assert (row_sums(words, words[0].copy()) == words @ words[0]).all()
