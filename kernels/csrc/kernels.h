@@ -55,6 +55,8 @@ constexpr int64_t kTileTokens = 16;
 // Sums in scratch at once: their activations and they themselves stay in the L2 cache.
 constexpr int64_t kBlockTokens = 512;
 constexpr int64_t kBlockPanels = 8;
+// The longest run of columns decoded at once.
+constexpr int64_t kChunkColumns = 256;
 
 // Packed activations: bfloat16 in tiles of up to 16 tokens, [tokens / 16][columns / 32][tokens of
 // the tile][32]. One token is a plain row.
@@ -77,7 +79,8 @@ struct PackedGemm {
 };
 
 constexpr int64_t packed_scratch(int64_t tokens) {
-  return (16 << 10) + kBlockPanels * kPanelRows * (tokens < kBlockTokens ? tokens : kBlockTokens);
+  return kChunkColumns * kPanelRows / 2 +
+         kBlockPanels * kPanelRows * (tokens < kBlockTokens ? tokens : kBlockTokens);
 }
 
 // What an instruction set adds that multiplies bfloat16.

@@ -1,8 +1,8 @@
 // GEMM on packed weights in bfloat16, written once; the file that includes it defines `Unit`, the
 // instructions that multiply. Internal linkage throughout, see scalar.h.
 //
-// A chunk of one panel (32 rows) is decoded into the L1 cache and multiplied with every token, so
-// that a weight is decoded once per call. Sums are float32 and stay in memory between chunks. Each
+// A chunk of one panel (32 rows) is decoded into the L1 cache and multiplied with all tokens, up to
+// kBlockTokens of them, before the next one. Sums are float32 and stay in memory between chunks. Each
 // is made of the same operations in the same order whatever the number of tokens.
 #pragma once
 #include "vbmi.h"
@@ -10,9 +10,12 @@
 namespace dps {
 namespace {
 
-constexpr int64_t kFewTokens = 32;  // below, panels are walked one after the other: one stream
-constexpr int64_t kFewColumns = 64, kManyColumns = 512;  // of a chunk
-constexpr int64_t kChunkWeights = kManyColumns * kPanelRows;
+// With few tokens memory decides: short chunks of a few panels in turn are that many streams for the
+// hardware to fetch ahead. With many, long chunks spare loads and stores of sums.
+constexpr int64_t kFewTokens = 32;
+constexpr int64_t kFewColumns = 64, kManyColumns = kChunkColumns;
+constexpr int64_t kFewPanels = 4;
+constexpr int64_t kFastLead = 1792;  // bytes ahead in a single plane
 
 // Fetches the chunk that comes next, a few lines at a time, while this one is decoded and used.
 struct Ahead {
@@ -33,27 +36,32 @@ struct Ahead {
 
 // Lines of the next chunk fetched in each of a chunk's steps, in proportion to the time they take.
 struct Pace {
-  int64_t decoding;
-  int64_t multiplying;
+  int64_t decoding = 0;
+  int64_t multiplying = 0;
 
+  Pace() = default;
   explicit Pace(int64_t tokens) {
-    const int64_t blocks = tokens <= kTileTokens ? 0 : (tokens + 2 * kTileTokens - 1) / (2 * kTileTokens);
-    multiplying = blocks ? larger(1, 1024 / (96 + 64 * blocks)) : 0;
-    decoding = larger(0, 16 - blocks * multiplying);
+    const int64_t blocks = (tokens + 2 * kTileTokens - 1) / (2 * kTileTokens);
+    multiplying = larger(1, 1024 / (96 + 64 * blocks));
+    decoding = larger(0, kStep / 2 - blocks * multiplying);
   }
 };
 
+// Fetches `lead` bytes ahead of what it decodes, if that is not zero.
 template <Codec C>
-void decode_chunk(const Decoder<C>& decoder, const uint8_t* upper, const uint8_t* lower,
-                  int64_t steps, int64_t lines, Ahead& ahead, uint16_t* out) {
+void decode_chunk(const Decoder<C> decoder, const uint8_t* upper, const uint8_t* lower,
+                  int64_t steps, int64_t lead, int64_t lines, Ahead& ahead, uint16_t* out) {
   for (int64_t step = 0; step < steps; ++step, out += kStep * kPanelRows) {
     for (int64_t pair = 0; pair < kStep / 2; ++pair) {
+      if (lead) {
+        _mm_prefetch(upper + lead, _MM_HINT_T0);
+        if (is_full(C)) _mm_prefetch(lower + lead, _MM_HINT_T0);
+      }
       decoder(upper, lower, out + 32 * pair, out + 512 + 32 * pair);
       upper += 64;
       if (is_full(C)) lower += 64;
-      if (lines == kStep / 2) ahead.fetch(1);
     }
-    if (lines != kStep / 2) ahead.fetch(lines);
+    ahead.fetch(lines);
   }
 }
 
@@ -65,25 +73,25 @@ void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, in
   const int64_t columns = g.w.columns, panel = kPanelRows * columns;
   const bool few = tokens <= kFewTokens;
   const int64_t chunk = few ? kFewColumns : kManyColumns;
-  const Pace pace(tokens);
-  const int64_t outer = few ? last - first : 1, inner = few ? 1 : last - first;
-  for (int64_t p = 0; p < outer; ++p) {
+  const int64_t group = few ? kFewPanels : last - first;
+  const Pace pace = few ? Pace{} : Pace(tokens);
+  for (int64_t from = first; from < last; from += group) {
+    const int64_t to = smaller(from + group, last);
     for (int64_t k = 0; k < columns; k += chunk) {
       const int64_t width = smaller(chunk, columns - k);
-      for (int64_t q = 0; q < inner; ++q) {
-        const int64_t at = (first + p + q) * panel + k * kPanelRows;
-        // What follows in this order: the next columns, or the same ones of the next panel.
-        const bool round = k + chunk < columns;
-        const int64_t next = few             ? at + width * kPanelRows
-                             : q + 1 < inner ? at + panel
-                             : round         ? first * panel + (k + chunk) * kPanelRows
-                                             : last * panel;
+      for (int64_t p = from; p < to; ++p) {
+        const int64_t at = p * panel + k * kPanelRows;
+        // What follows: the same columns of the next panel, else the next ones, else other panels.
+        const int64_t next = p + 1 < to            ? at + panel
+                             : k + chunk < columns ? from * panel + (k + chunk) * kPanelRows
+                                                   : to * panel;
+        const int64_t lead = !few ? 0 : is_full(C) ? next - at : kFastLead;
         Ahead ahead{g.w.upper + next, is_full(C) ? g.w.lower + next : nullptr,
                     g.w.upper + next + width * kPanelRows};
-        decode_chunk(decoder, g.w.upper + at, is_full(C) ? g.w.lower + at : nullptr, width / kStep,
-                     pace.decoding, ahead, weights);
+        decode_chunk<C>(decoder, g.w.upper + at, is_full(C) ? g.w.lower + at : nullptr,
+                        width / kStep, lead, pace.decoding, ahead, weights);
         unit.multiply(g.x + begin * columns, tokens, columns, k, width / kStep, weights,
-                       pace.multiplying, ahead, sums + (p + q) * tokens * kPanelRows);
+                      pace.multiplying, ahead, sums + (p - first) * tokens * kPanelRows);
       }
     }
   }
@@ -158,7 +166,7 @@ void token_blocks(int64_t tokens, Use use) {
 
 void packed_gemm(const PackedGemm& g, int64_t first, int64_t last, float* scratch) {
   auto* weights = reinterpret_cast<uint16_t*>(scratch);
-  float* sums = scratch + kChunkWeights / 2;
+  float* sums = scratch + kChunkColumns * kPanelRows / 2;
   Unit unit;
   token_blocks(g.tokens, [&](int64_t begin, int64_t tokens) {
     for (int64_t panel = first; panel < last; panel += kBlockPanels) {
@@ -189,7 +197,7 @@ void packed_gemm(const PackedGemm& g, int64_t first, int64_t last, float* scratc
 
 void packed_gate(const PackedGemm& g, int64_t rows, int64_t first, int64_t last, float* scratch) {
   auto* weights = reinterpret_cast<uint16_t*>(scratch);
-  float* sums = scratch + kChunkWeights / 2;
+  float* sums = scratch + kChunkColumns * kPanelRows / 2;
   const int64_t half = rows / kPanelRows / 2;
   Unit unit;
   token_blocks(g.tokens, [&](int64_t begin, int64_t tokens) {
