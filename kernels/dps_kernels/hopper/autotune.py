@@ -3,7 +3,7 @@
     python -m dps_kernels.hopper.autotune 4096x4096 128x1536x2048x8 --output tiles.json
 
 writes, for each weight [N, K], the fastest tile per number of tokens; for routed experts, given as
-[E, 2I, H] and their top-k, per number of routes that an expert gets. Put the file in place of the
+[E, 2I, H] and their top-k, per number of routes that an expert gets; some 900 tiles are compiled for one. Put the file in place of the
 checked-in table, or name it in ``DPS_KERNELS_TILES``. The tests check every entry of the checked-in
 one for spills and for the cost of its loop.
 """
@@ -31,7 +31,8 @@ TOKENS = (16, 32, 64, 128, 1024)
 """Entries are made for up to so many tokens; the last one serves all numbers above, too."""
 ROUTES = (2, 8, 24, 64, 128, 512)
 """The same for routes per expert."""
-SPLITS = (0, 1, 2, 4, 8)
+SPLITS = (0, 1, 2, 3, 4, 6, 8, 12)
+"""Of a dense GEMM: tiles are compared with the first, the others are tried with the best tile."""
 
 Measure = Callable[[Tile], float]
 """Milliseconds of a tile, or infinity if it does not run."""
@@ -41,42 +42,42 @@ Entries = dict[str, list[dict[str, int | None]]]
 """Part of the table: tiles by key."""
 
 
-def candidates(
-    kind: str, tokens: int, arch: Arch, allowed: tuple[int, ...] = SPLITS
-) -> Iterator[Tile]:
+def candidates(kind: str, tokens: int, arch: Arch, splits: int) -> Iterator[Tile]:
     """Give the tiles worth measuring, without those that cannot fit or decode weights twice."""
-    bms = (16, 32, 64, 128) if kind == "fp8" else (16, 32, 64, 128, 256)
     most = max(16, triton.next_power_of_2(tokens))
-    shapes = product(bms, (64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4, 5), allowed)
-    for bm, bn, bk, warps, stages, splits in shapes:
+    shapes = product((16, 32, 64, 128, 256), (64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
+    for bm, bn, bk, warps, stages in shapes:
         tile = Tile(bm, bn, bk, warps, stages, splits)
         if bm > most or bm * 4 < min(most, 256):
             continue  # empty tiles, or the weight read many times
         if bm * bn > 128 * warps * 32 or bn < 16 * warps:
             continue  # sums beyond the registers, or warps without rows
+        if kind == "fp8" and bm * bn > 64 * warps * 32:
+            continue  # FP8 sums are held twice
         if arch.sm < 90 and kind != "fp8" and bn < warps * bm:
             continue  # Ampere's warps would share tokens, and each decode the same weights
-        if tile.shared_bytes(kind) <= arch.shared_bytes - 1024 and not (
-            splits > 1 and tokens > 128
-        ):
+        if tile.shared_bytes(kind) <= arch.shared_bytes - 1024:
             yield tile
 
 
 def fastest(
     kind: str, tokens: int, arch: Arch, measure: Measure, splits: tuple[int, ...] = SPLITS
 ) -> Tile:
-    """Give the candidate with the smallest measured time.
+    """Give the candidate with the smallest measured time: first a tile, then its splits.
 
     Raises
     ------
     RuntimeError
         If none of them runs.
     """
-    times = {tile: measure(tile) for tile in candidates(kind, tokens, arch, splits)}
+    times = {tile: measure(tile) for tile in candidates(kind, tokens, arch, splits[0])}
     best = min(times, key=times.__getitem__)
     if times[best] == float("inf"):
         raise RuntimeError(f"no tile of kernel {kind!r} for {tokens} tokens runs on this GPU")
-    return best
+    for count in splits[1:]:
+        split = best._replace(splits=count)
+        times[split] = measure(split)
+    return min(times, key=times.__getitem__)
 
 
 def tune(weight: tuple[int, ...], arch: Arch, measure_for: MeasureFor) -> Entries:

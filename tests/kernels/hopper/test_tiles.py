@@ -42,7 +42,7 @@ def test_splits_fill_the_gpu_once_and_leave_each_some_steps():
 def test_candidates_fit_the_shared_memory_and_decode_no_weight_twice():
     for arch in (A100, H100):
         for tokens in autotune.TOKENS:
-            made = list(autotune.candidates("full", tokens, arch))
+            made = list(autotune.candidates("full", tokens, arch, 0))
             assert made
             assert all(t.shared_bytes("full") < arch.shared_bytes for t in made)
             assert arch is H100 or all(t.bn >= t.warps * t.bm for t in made)
@@ -50,13 +50,15 @@ def test_candidates_fit_the_shared_memory_and_decode_no_weight_twice():
 
 def test_autotune_writes_the_fastest_tile_and_lookup_finds_it(tmp_path, monkeypatch):
     def measure_for(kind, tokens):
-        return lambda tile: abs(tile.bn - 128) + abs(tile.bk - 64) + tile.stages + tile.splits
+        return lambda tile: (
+            abs(tile.bn - 128) + abs(tile.bk - 64) + tile.stages + abs(tile.splits - 4)
+        )
 
     path = tmp_path / "tiles.json"
     autotune.write(path, autotune.tune((512, 1024), H100, measure_for), H100)
     monkeypatch.setenv(tiles.OVERRIDE, str(path))
     tile = tiles.lookup("full", 16, 512, 1024, H100)
-    assert (tile.bn, tile.bk, tile.stages, tile.splits) == (128, 64, 2, 0)
+    assert (tile.bn, tile.bk, tile.stages, tile.splits) == (128, 64, 2, 4)
     assert tiles.lookup("fp8", 10**6, 512, 1024, H100).bn == 128
     monkeypatch.delenv(tiles.OVERRIDE)
     assert tiles.lookup("full", 16, 512, 1024, H100) != tile
