@@ -3,9 +3,9 @@
     python -m dps_kernels.hopper.autotune 4096x4096 128x1536x2048x8 --output tiles.json
 
 writes, for each weight [N, K], the fastest tile per number of tokens; for routed experts, given as
-[E, 2I, H] and their top-k, per number of routes that an expert gets. Some 900 tiles are compiled for
-a weight. Put the file in place of the checked-in table, or name it in ``DPS_KERNELS_TILES``. The
-tests check every entry of the checked-in one for spills and for the cost of its loop.
+[E, 2I, H] and their top-k, per number of routes that an expert gets. Some 900 tiles are compiled
+for a weight. Put the file in place of the checked-in table, or name it in ``DPS_KERNELS_TILES``.
+The tests check every entry of the checked-in one for spills and for the cost of its loop.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Launching the dense GEMM: which kernel, which tile, which form of the activations.
 
 Nothing here looks at a tensor's values or waits for the device: launches are safe in CUDA graphs.
+What is compiled depends on the weight and on the table's tile alone, not on the number of tokens.
 """
 
 from typing import Any
@@ -99,7 +100,7 @@ def multiply(
         BM=tile.bm,
         BN=tile.bn,
         BK=tile.bk,
-        SPLITS=splits,
+        SPLIT=splits > 1,
         GROUP=GROUP,
         EVEN_K=columns % tile.bk == 0,
         num_warps=tile.warps,
@@ -108,7 +109,7 @@ def multiply(
     if splits > 1:
         grid = (triton.cdiv(rows, BLOCK), count)
         full = kind == "full"
-        add_splits[grid](parts, out, *scales, count, rows, e5m2, full, arch.sm, splits, BLOCK)
+        add_splits[grid](parts, out, *scales, count, rows, splits, e5m2, full, arch.sm, BLOCK)
 
 
 def check_alignment(planes: Planes) -> None:

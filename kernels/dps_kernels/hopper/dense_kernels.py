@@ -48,16 +48,16 @@ def gemm(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    """One tile of ``x @ w.T``, or one of ``SPLITS`` parts of its sum.
+    """One tile of ``x @ w.T``, or with ``SPLIT`` a part of its sum, one for each program of axis 1.
 
     ``x`` [M, K], ``upper`` and ``lower`` [N, K / 4] int32 words (E4M3 or E5M2 values [N, K] with
-    ``FP8``) are pointers, or descriptors with ``TMA``. ``out`` is [M, N]; with more than one split,
-    which all have a step or more, float32 [SPLITS, M, N] without scales and bias. ``SCALE_X``:
-    ``x`` is not FP16 and is scaled here, step by step, by powers of two.
+    ``FP8``) are pointers, or descriptors with ``TMA``. ``out`` is [M, N]; with ``SPLIT``, where
+    every part has a step or more, float32 [parts, M, N] without scales and bias. ``SCALE_X``: ``x``
+    is not FP16 and is scaled here, step by step, by powers of two.
     """
     PER: tl.constexpr = 1 if FP8 else 4  # weights of one element
     BW: tl.constexpr = BK // PER
@@ -67,8 +67,9 @@ def gemm(
     row = pid_n * BN + tl.arange(0, BN)
     token = pid_m * BM + tl.arange(0, BM)
     steps = tl.cdiv(K, BK)
-    start = split * steps // SPLITS * BK
-    end = tl.minimum((split + 1) * steps // SPLITS * BK, K)
+    parts = tl.num_programs(1)
+    start = split * steps // parts * BK
+    end = tl.minimum((split + 1) * steps // parts * BK, K)
     # Where the loop may never run, ptxas waits for every single warpgroup multiplication.
     tl.assume(end > start)
     column = tl.arange(0, BK)
@@ -112,14 +113,14 @@ def gemm(
                 acc += tl.dot(weights, scaled.T) * power_of_two(-exponent)[None, :]
             else:
                 acc = tl.dot(weights, tokens.T, acc)
-    if SPLITS == 1:
+    if SPLIT:
+        store(acc, row, token, out + split.to(tl.int64) * M * N, N, M)
+    else:
         acc = finish(acc, row, token, bias, row_shift, token_scale, N, M, E5M2, FULL, SM)
         store(acc, row, token, out, N, M)
-    else:
-        store(acc, row, token, out + split.to(tl.int64) * M * N, N, M)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "splits"])
 def add_splits(
     parts,
     out,
@@ -128,10 +129,10 @@ def add_splits(
     token_scale,
     M,
     N,
+    splits,
     E5M2: tl.constexpr,
     FULL: tl.constexpr,
     SM: tl.constexpr,
-    SPLITS: tl.constexpr,
     BN: tl.constexpr,
 ):
     """Add the parts of split sums, always in the same order, and finish them."""
@@ -139,8 +140,8 @@ def add_splits(
     token = tl.program_id(1) + tl.arange(0, 1)
     acc = tl.zeros((BN, 1), tl.float32)
     at = token.to(tl.int64)[None, :] * N + row[:, None]
-    for split in tl.static_range(SPLITS):
-        part = parts + tl.cast(split, tl.int64) * M * N
-        acc += tl.load(part + at, mask=(row < N)[:, None], other=0)
+    for _ in range(splits):
+        acc += tl.load(parts + at, mask=(row < N)[:, None], other=0)
+        at += tl.cast(M, tl.int64) * N
     acc = finish(acc, row, token, bias, row_shift, token_scale, N, M, E5M2, FULL, SM)
     store(acc, row, token, out, N, M)

@@ -28,8 +28,8 @@ def meta(*shape, dtype=torch.uint8):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def check(arch, kind, tokens, fmt="e4m3", dtype=torch.float16, rows=4096, columns=4096):
-    """Compile what a launch of so many tokens starts, read its code, print its figures (-s)."""
+def compiled(arch, kind, tokens, fmt="e4m3", dtype=torch.float16, rows=4096, columns=4096):
+    """Give the GEMM that a launch of so many tokens starts, and its tile."""
     lower = meta(rows, columns) if kind == "full" else None
     shift = meta(rows, dtype=torch.int8) if fmt == "e4m3_row" else None
     planes = Planes(meta(rows, columns), lower, fmt, shift, K16)
@@ -39,13 +39,19 @@ def check(arch, kind, tokens, fmt="e4m3", dtype=torch.float16, rows=4096, column
     kernels = compile_launches(
         lambda: dense.multiply(x, planes, bias, out, kind, tile, arch), arch.sm
     )
+    assert all(kernel.spills == 0 for kernel in kernels)
     (gemm,) = (kernel for kernel in kernels if kernel.name == "gemm")
+    return gemm, tile
+
+
+def check(arch, kind, tokens, fmt="e4m3", dtype=torch.float16, **shape):
+    """Read the code of a launch and print its figures (-s)."""
+    gemm, tile = compiled(arch, kind, tokens, fmt, dtype, **shape)
     per_weight = gemm.integer_per_weight((tile.bm, tile.bn, tile.bk))
     print(
         f"\nsm_{arch.sm} {kind} {fmt} {dtype} {tile.bm}x{tile.bn}x{tile.bk}, {tile.warps} warps: "
         f"{per_weight:.2f} integer operations a weight, {gemm.registers} registers"
     )
-    assert all(kernel.spills == 0 for kernel in kernels)
     assert gemm.has(matrix_instruction(kind, arch))
     assert per_weight <= MOST_INTEGER_OPERATIONS[kind]
     assert gemm.shared_bytes <= arch.shared_bytes - 1024
@@ -91,3 +97,7 @@ def test_e5m2_needs_no_more_than_e4m3(kind):
 def test_prefill_on_hopper_multiplies_by_two_warpgroups_256_tokens_at_a_time():
     gemm = check(H100, "full", 4096)
     assert (gemm.warps, gemm.constants["BM"]) == (8, 256)
+
+
+def test_batches_of_other_sizes_compile_nothing():
+    assert len({compiled(H100, "full", tokens)[0].ptx for tokens in (1, 2, 16)}) == 1
