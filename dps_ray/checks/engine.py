@@ -1,5 +1,6 @@
 """A real vLLM engine with its scheduler in this process, so that checks can look inside."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from vllm.inputs import TokensPrompt
 from dps_ray.checks.specs import EngineSpec
 from dps_ray.modes import Mode, Pin
 from dps_ray.status import EngineStatus
+
+IDLE_STEP_PAUSE_S = 0.001
+"""Leaves the CPU to the copies while memory comes back."""
 
 
 @dataclass
@@ -86,6 +90,7 @@ class Engine:
             if self.scheduler.mode is Mode.FULL and not self.status.restoring:
                 return True
             self.step()
+            time.sleep(IDLE_STEP_PAUSE_S)
         return False
 
     def pin(self, pin: Pin) -> None:
@@ -112,7 +117,7 @@ def engine(spec: EngineSpec) -> Iterator[Engine]:
         options = {"quantization": "dps", "additional_config": {"dps": spec.dps}}
     llm = LLM(
         model=spec.model,
-        enforce_eager=True,
+        enforce_eager=not spec.compiled,
         disable_log_stats=False,
         kv_cache_memory_bytes=spec.kv_bytes,
         tensor_parallel_size=spec.tensor_parallel_size,

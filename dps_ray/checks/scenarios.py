@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch._dynamo.utils import counters as dynamo
+
 from dps_ray.checks.engine import Engine
 from dps_ray.checks.requests import logprobs_of, prompts
 from dps_ray.checks.shadow import cycles_under_load, shadow
@@ -148,6 +150,16 @@ def prefixes(engine: Engine, *, prompt_tokens: int, max_tokens: int = 16) -> dic
     return answers
 
 
+def switches(engine: Engine, **arguments: int) -> dict[str, Any]:
+    """The same requests in full, fast and again full mode, on an engine that is pinned to each."""
+    result: dict[str, Any] = {}
+    for name, pin in (("full", Pin.FULL), ("fast", Pin.FAST), ("full again", Pin.FULL)):
+        engine.pin(pin)
+        result[name] = generate(engine, **arguments)
+        result[name]["graphs_compiled"] = dynamo["stats"]["unique_graphs"]
+    return result
+
+
 SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "generate": generate,
     "burst": burst,
@@ -156,6 +168,7 @@ SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "shadow": shadow,
     "long_request": long_request,
     "prefixes": prefixes,
+    "switches": switches,
 }
 
 

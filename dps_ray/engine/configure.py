@@ -4,7 +4,6 @@ This runs once, in the process that creates the engine, before anything is spawn
 combination that cannot work is refused here, in one line.
 """
 
-import atexit
 import functools
 import uuid
 from typing import Any
@@ -15,7 +14,7 @@ from vllm.platforms import current_platform
 
 from dps_ray.config import DpsConfigError, DpsOptions, parse_options
 from dps_ray.engine.preflight import preflight
-from dps_ray.engine.status_page import MAX_RANKS, StatusPage
+from dps_ray.engine.status_page import MAX_RANKS
 
 WORKER_CLASS = "dps_ray.engine.worker.DpsCpuWorker"
 SCHEDULER_CLASSES = {
@@ -45,12 +44,9 @@ def hook_engine_args() -> None:
 
 
 def configure(config: VllmConfig, options: DpsOptions) -> VllmConfig:
-    """Refuse what cannot work, choose worker and scheduler, and create the status page."""
+    """Refuse what cannot work, choose worker and scheduler, and name the status page."""
     _refuse_unsupported(config, options)
-    key = uuid.uuid4().hex[:16]
-    page = StatusPage.create(key)
-    atexit.register(page.remove)
-    resolved = options.model_copy(update={"key": key}).model_dump(mode="json")
+    resolved = options.model_copy(update={"key": uuid.uuid4().hex[:16]}).model_dump(mode="json")
     config.additional_config = {**config.additional_config, "dps": resolved}
     config.parallel_config.worker_cls = WORKER_CLASS
     asynchronous = bool(config.scheduler_config.async_scheduling)

@@ -65,6 +65,7 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
                 split = place(weight, permute, layouts[name] or ROW_MAJOR)
             setattr(self, name, split)
             getattr(layer, f"{name}_weight").data = torch.empty(0, dtype=split.dtype)
+        ranks.current().experts[self.prefix] = partial(self._compute, layer)
 
     def apply_monolithic(
         self,
@@ -75,6 +76,10 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
     ) -> Any:
         if self.w13 is None and self.w2 is None:
             return super().apply_monolithic(layer, x, router_logits, input_ids)
+        # On CPU vLLM lets torch.compile trace into its experts.
+        return torch.ops.vllm.dps_experts(x, router_logits, self.prefix)
+
+    def _compute(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         weights, ids = self.moe_kernel.fused_experts._select_experts(
             x,
             router_logits,
@@ -86,6 +91,8 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
         if self.fused:
             return self._fused(layer, x, weights, ids)
         experts = ids.unique().to(torch.int64)
+        if layer.apply_router_weight_on_input:
+            x = x.clone()  # the stock kernel scales it in place
         return self.moe_kernel.apply_monolithic(
             x,
             self._packed(self.w13, layer.w13_weight, experts, "w13"),

@@ -1,7 +1,8 @@
-"""The one operation torch.compile sees in place of a linear layer.
+"""The operations torch.compile sees in place of split layers.
 
-It is opaque on purpose: the mode is read when it runs, so that one compiled graph serves both
-precisions and a switch never recompiles.
+They are opaque on purpose: the mode is read when they run, so that one compiled graph serves both
+precisions and a switch never recompiles. What they read is either a tensor or constant for a mode,
+so that a CUDA graph captured in a mode replays in that mode.
 """
 
 import dps_kernels
@@ -63,7 +64,16 @@ def _dps_linear_fake(
     return x.new_empty(*x.shape[:-1], upper.shape[0])
 
 
+def _dps_experts(x: torch.Tensor, router_logits: torch.Tensor, name: str) -> torch.Tensor:
+    return ranks.current().experts[name](x, router_logits)
+
+
+def _dps_experts_fake(x: torch.Tensor, router_logits: torch.Tensor, name: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 def register_ops() -> None:
-    """Define ``torch.ops.vllm.dps_linear`` once a process."""
+    """Define ``torch.ops.vllm.dps_linear`` and ``dps_experts`` once a process."""
     if not hasattr(torch.ops.vllm, "dps_linear"):
         direct_register_custom_op("dps_linear", _dps_linear, fake_impl=_dps_linear_fake)
+        direct_register_custom_op("dps_experts", _dps_experts, fake_impl=_dps_experts_fake)

@@ -5,6 +5,7 @@ A worker process serves one rank, so there is one ``Rank`` a process. Layers rea
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import dps_kernels
@@ -26,6 +27,9 @@ from dps_ray.modes import Mode, Pin
 from dps_ray.precision.report import LoadReport
 
 logger = logging.getLogger("vllm.dps")
+
+Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Routes tokens and runs their experts: hidden states and router logits to hidden states."""
 
 # Address space only: reserving it costs nothing, and the residual's size is not known before
 # the last layer is loaded.
@@ -49,12 +53,14 @@ class Rank:
         self.mode = Mode.FAST
         """Fast until the region stands: the residual has no memory behind it before that."""
         self.memory: MemoryManager | None = None
-        self._page = StatusPage.attach(options.key)
+        self._page = StatusPage.join(options.key)
         self._section: RankSection = self._page.rank(index)
         self._failing: set[int] = set()
         """Segments whose latest restore failed."""
         self._scratch: dict[tuple[torch.dtype, str], torch.Tensor] = {}
         self.fused = _resolve_kernel(options.kernel)
+        self.experts: dict[str, Experts] = {}
+        """Split experts by the name of their layer; ``torch.ops.vllm.dps_experts`` calls them."""
 
     def build_region(self, geometry: Geometry) -> torch.Tensor:
         """Back the residual and the KV cache with memory; full mode is possible from here on.

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -13,6 +14,7 @@ from vllm.v1.request import Request
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.configure import engine_options
+from dps_ray.engine.idle import wait_when_idle
 from dps_ray.engine.publisher import StatusPublisher
 from dps_ray.engine.rank_reports import RankReports
 from dps_ray.engine.status_page import StatusPage
@@ -30,9 +32,6 @@ else:
 
 logger = logging.getLogger("vllm.dps")
 
-IDLE_STEP_PAUSE_S = 0.001
-"""An idle engine keeps stepping while memory comes back; the pause leaves the CPU to the copies."""
-
 
 def precision_floor(request: Request) -> str | None:
     """What the client asked for in ``vllm_xargs.dps_precision``, if anything."""
@@ -46,9 +45,11 @@ class ElasticScheduling(_Mixin):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        wait_when_idle()
         options = engine_options(self.vllm_config)
         assert options.key is not None
         self._page = StatusPage.attach(options.key)
+        self._page.adopt()
         self._ranks = RankReports(self._page, self.vllm_config.parallel_config.world_size)
         shape = self._ranks.geometry()
         if shape.base_blocks + shape.elastic_blocks != self.kv_cache_config.num_blocks:
@@ -88,9 +89,6 @@ class ElasticScheduling(_Mixin):
         self._publisher.publish(running=0, waiting=0)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        idle = not super().has_requests()
-        if idle:
-            time.sleep(IDLE_STEP_PAUSE_S)
         self._obey_operator()
         self._ranks.deliver(self.sum_manager)
         self._report_giving_up()
@@ -112,7 +110,7 @@ class ElasticScheduling(_Mixin):
 
     def has_requests(self) -> bool:
         return (
-            super().has_requests()
+            self.has_live_requests()
             or self.sum_manager.has_pending_work
             or self._page.requested_pin() not in (None, self.sum_manager.pin)
         )
@@ -123,7 +121,7 @@ class ElasticScheduling(_Mixin):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._page.close()
+        self._page.remove()
 
     def _obey_operator(self) -> None:
         pin = self._page.requested_pin()
@@ -166,12 +164,18 @@ class ElasticScheduling(_Mixin):
             yield from manager.req_to_blocks.values()
 
     def _pressure(self) -> Pressure:
-        waiting = [*self.waiting, *self.skipped_waiting]
+        base_blocks = self._pool.first_elastic - 1
+        # No threshold lies above the base blocks: a longer queue need not be summed up each step.
+        waiting_blocks = 0
+        for request in chain(self.waiting, self.skipped_waiting):
+            waiting_blocks += -(-request.num_tokens // self.block_size)
+            if waiting_blocks >= base_blocks:
+                break
         return Pressure(
             used_blocks=self._pool.live_blocks,
-            base_blocks=self._pool.first_elastic - 1,
-            waiting_requests=len(waiting),
-            waiting_blocks=sum(-(-request.num_tokens // self.block_size) for request in waiting),
+            base_blocks=base_blocks,
+            waiting_requests=len(self.waiting) + len(self.skipped_waiting),
+            waiting_blocks=waiting_blocks,
         )
 
     def _publish(self) -> None:

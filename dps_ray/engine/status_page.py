@@ -4,12 +4,17 @@ Ranks write how far each restore is; the scheduler reads that and publishes an `
 the server process reads the status and writes the operator's pin. Reading or writing costs
 microseconds and needs no call into the engine. One writer per section, so no locks: the status
 section carries a sequence number that is odd while it is being written.
+
+The first rank makes the page and the scheduler takes it over, because only those processes live as
+long as the engine: a configuration may come from a process that ends before the engine starts.
 """
 
+import atexit
 import contextlib
 import mmap
 import os
 import time
+import uuid
 from dataclasses import fields
 from pathlib import Path
 from typing import Self
@@ -64,16 +69,34 @@ class StatusPage:
 
     @classmethod
     def create(cls, key: str) -> Self:
-        """Make the page of a new engine; pages whose owner is gone are removed on the way."""
+        """Make the page of a new engine; pages whose owner is gone are removed on the way.
+
+        Raises
+        ------
+        FileExistsError
+            When there is one.
+        """
         remove_orphans()
         path = _path(key)
-        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        header = np.array([os.getpid(), _pid_namespace()], dtype=np.float64)
+        # It appears under its name in one step: another rank may be about to open it.
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(header.tobytes())
             file.truncate(_CELLS * 8)
-        page = cls.attach(key)
-        page._cells[:_RANKS_START] = 0.0
-        page._cells[0] = os.getpid()
-        page._cells[1] = _pid_namespace()
-        return page
+        try:
+            os.link(draft, path)
+        finally:
+            draft.unlink()
+        return cls.attach(key)
+
+    @classmethod
+    def join(cls, key: str) -> Self:
+        """A rank's page: made by the rank that comes first, opened by the others."""
+        try:
+            return cls.create(key)
+        except FileExistsError:
+            return cls.attach(key)
 
     @classmethod
     def attach(cls, key: str) -> Self:
@@ -82,7 +105,7 @@ class StatusPage:
         Raises
         ------
         DpsConfigError
-            When there is none: the engine was not configured on this host.
+            When there is none: the engine does not run on this host.
         """
         path = _path(key)
         try:
@@ -100,8 +123,14 @@ class StatusPage:
         with contextlib.suppress(BufferError):
             self._memory.close()
 
+    def adopt(self) -> None:
+        """Make this process the owner, which unlinks the page when it ends."""
+        self._cells[:2] = os.getpid(), _pid_namespace()
+        atexit.register(self.remove)
+
     def remove(self) -> None:
-        """Unlink the page (the creator's duty at exit) and close it."""
+        """Unlink the page (the owner's duty) and close it. Idempotent."""
+        atexit.unregister(self.remove)
         self._path.unlink(missing_ok=True)
         self.close()
 

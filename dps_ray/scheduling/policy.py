@@ -107,6 +107,12 @@ class SwitchPolicy:
             and now - self._pressed_at >= self.limits.min_fast_dwell_s
         )
 
+    def dwell_left_s(self, pin: Pin, now: float) -> float:
+        """How long the stay in fast mode must still last before restoring may start, seconds."""
+        if pin is Pin.FULL:
+            return 0.0
+        return max(0.0, self._pressed_at + self.limits.min_fast_dwell_s - now)
+
     def note_lend(self, now: float) -> None:
         """Record that weight memory was lent: the replica heads for fast mode from here."""
         self._heading = Mode.FAST

@@ -47,6 +47,10 @@ class RestoreRetry:
         """Whether a restore may begin at ``now`` (seconds, monotonic)."""
         return not self.exhausted and now >= self._resume_at_s
 
+    def pause_s(self, now: float) -> float:
+        """How long the pause still lasts, seconds; 0 after it."""
+        return max(0.0, self._resume_at_s - now)
+
     def failed(self, segment: int, error: str, now: float) -> None:
         """Record a failure of ``segment`` and begin the pause."""
         count = self._failures.get(segment, 0) + 1

@@ -151,6 +151,17 @@ class SumManager:
             return self.mode is not Mode.FULL
         return bool(self.ledger.restorable_units()) and not self._retry.exhausted
 
+    @property
+    def idle_pause_s(self) -> float:
+        """How long steps of an engine without requests change nothing, seconds.
+
+        What is left of the dwell or of a retry's pause; 0 while restores are open.
+        """
+        if self.ledger.open_restores or not self.ledger.restorable_units():
+            return 0.0
+        now = self._clock()
+        return max(self._policy.dwell_left_s(self._pin, now), self._retry.pause_s(now))
+
     # -- orders of the block pool and the operator ------------------------------------------------
 
     def lend_for(self, blocks_needed: int) -> bool:

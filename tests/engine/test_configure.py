@@ -38,16 +38,15 @@ def config(tiny: Any) -> VllmConfig:
     return engine_args(tiny("qwen3"), quantization=None).create_engine_config()
 
 
-def test_quantization_alone_chooses_worker_scheduler_and_page(tiny: Any) -> None:
+def test_quantization_alone_chooses_worker_scheduler_and_key(tiny: Any) -> None:
     config = engine_args(tiny("qwen3")).create_engine_config()
     assert config.parallel_config.worker_cls == WORKER_CLASS
     assert config.scheduler_config.scheduler_cls in SCHEDULER_CLASSES.values()
     options = engine_options(config)
     assert options.key is not None
     assert options == DpsOptions(key=options.key)
-    page = StatusPage.attach(options.key)
-    assert page.read() is None
-    page.remove()
+    with pytest.raises(DpsConfigError, match="no status page"):
+        StatusPage.attach(options.key)
 
 
 def test_engine_without_dps_is_left_alone(tiny: Any) -> None:

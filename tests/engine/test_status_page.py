@@ -4,6 +4,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -182,6 +183,31 @@ def test_key_in_use_is_not_overwritten(page: StatusPage) -> None:
     with pytest.raises(FileExistsError):
         StatusPage.create(key_of(page))
     assert page.read() is not None
+
+
+def test_ranks_that_come_at_once_share_one_page() -> None:
+    key = f"test-{uuid.uuid4().hex[:12]}"
+    with ThreadPoolExecutor(8) as pool:
+        pages = list(pool.map(lambda _: StatusPage.join(key), range(32)))
+    pages[0].set_pin(Pin.FAST)
+    assert {page.requested_pin() for page in pages} == {Pin.FAST}
+    pages[0].remove()
+    assert not list(Path("/dev/shm").glob(f"*{key}*"))
+
+
+def test_owner_unlinks_the_page_when_it_ends_and_a_maker_does_not() -> None:
+    program = (
+        "import sys; from dps_ray.engine.status_page import StatusPage\n"
+        "page = StatusPage.join(sys.argv[1])\n"
+        "if sys.argv[2:]: page.adopt()"
+    )
+    key = f"test-{uuid.uuid4().hex[:12]}"
+    command = [sys.executable, "-c", program, key]
+    subprocess.run(command, check=True)
+    assert StatusPage.attach(key).requested_pin() is None
+    subprocess.run([*command, "owner"], check=True)
+    with pytest.raises(DpsConfigError, match="no status page"):
+        StatusPage.attach(key)
 
 
 def test_page_of_a_dead_process_is_removed_and_that_of_a_living_one_stays(page: StatusPage) -> None:

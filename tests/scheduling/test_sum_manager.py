@@ -232,3 +232,22 @@ def test_integrity_check_names_a_wrong_order(zero, sentence):
     replica.manager._zero = zero
     with pytest.raises(LedgerError, match=sentence):
         replica.manager.check_integrity()
+
+
+def test_idle_replica_knows_how_long_it_has_to_wait():
+    replica = Replica(LIMITS, retry=RetryLimits(first_pause_s=5.0))
+    assert replica.manager.idle_pause_s == 0.0, "full mode: nothing to wait for"
+    taken = burst(replica)
+    assert replica.manager.idle_pause_s == 0.0, "live blocks: time alone changes nothing"
+    replica.free(taken)
+    replica.now_s += 0.5
+    assert replica.manager.idle_pause_s == LIMITS.min_fast_dwell_s - 0.5
+    assert replica.step().restore == ()
+    replica.now_s += LIMITS.min_fast_dwell_s - 0.5
+    assert replica.manager.idle_pause_s == 0.0
+    first, *rest = replica.step().restore
+    assert replica.manager.idle_pause_s == 0.0, "restores are open"
+    replica.manager.on_restore_failed(first.unit, first.epoch, "no pinned memory")
+    assert all(replica.finish(task) for task in rest)
+    replica.step()
+    assert replica.manager.idle_pause_s == 5.0

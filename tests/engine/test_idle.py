@@ -1,0 +1,81 @@
+"""An engine core whose memory is coming back waits for requests instead of spinning."""
+
+import queue
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.engine.core import EngineCoreProc
+
+from dps_ray.engine.idle import PIN_POLL_S, POLL_S, idle_pause_s, wait_when_idle
+
+LATE_S = 0.05
+
+
+class Core(EngineCoreProc):
+    """vLLM's input loop without an engine around it; requests are kept as they come."""
+
+    def __init__(self, pause_s: float, *, pending: bool = True, live: bool = False) -> None:
+        self.scheduler: Any = SimpleNamespace(
+            sum_manager=SimpleNamespace(has_pending_work=pending, idle_pause_s=pause_s),
+            has_live_requests=lambda: live,
+            has_requests=lambda: live or pending,
+        )
+        self.batch_queue = None
+        self.engines_running = False
+        self.process_input_queue_block = True
+        self.input_queue: queue.Queue[Any] = queue.Queue()
+        self.handled: list[Any] = []
+
+    def _handle_client_request(self, *request: Any) -> None:
+        self.handled.append(request)
+
+    def is_running(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = EngineCoreProc._process_input_queue
+    monkeypatch.setattr(EngineCoreProc, "_process_input_queue", stock)
+    wait_when_idle.__wrapped__()
+
+
+def turn_s(core: Core) -> float:
+    began_s = time.monotonic()
+    core._process_input_queue()
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "expected_s"), [(0.03, 0.03), (0.0, POLL_S), (60.0, PIN_POLL_S)]
+)
+def test_core_waits_as_long_as_nothing_can_change(pause_s: float, expected_s: float) -> None:
+    core = Core(pause_s)
+    assert idle_pause_s(core) == expected_s
+    assert expected_s <= turn_s(core) < expected_s + LATE_S
+
+
+def test_request_ends_the_wait_at_once() -> None:
+    core = Core(60.0)
+    timer = threading.Timer(0.01, core.input_queue.put, [("add", "a request")])
+    timer.start()
+    assert turn_s(core) < PIN_POLL_S - 0.01
+    assert core.handled == [("add", "a request")]
+
+
+def test_core_with_requests_or_without_pending_memory_is_left_alone() -> None:
+    assert idle_pause_s(Core(1.0, live=True)) == 0.0
+    assert idle_pause_s(Core(1.0, pending=False)) == 0.0
+    plain = Core(1.0)
+    plain.scheduler = SimpleNamespace(has_requests=lambda: True)
+    assert idle_pause_s(plain) == 0.0
+    assert turn_s(plain) < LATE_S
+
+
+def test_core_with_steps_in_flight_does_not_wait() -> None:
+    core = Core(1.0)
+    core.batch_queue = [object()]
+    assert idle_pause_s(core) == 0.0
