@@ -51,6 +51,12 @@ class DpsOptions(BaseModel):
     16-bit model. ``fused`` decodes inside the GEMM: faster, same error against float32.
     ``auto`` is ``fused`` where the compiled kernels are installed, else ``exact``."""
 
+    graphs: Literal["eager", "lazy"] = "eager"
+    """CUDA graphs, one set a mode: ``eager`` captures both sets at start. ``lazy`` captures the set
+    of the start-up mode, and a graph of the other mode after the first step that missed it and ran
+    without: a shorter start for slower first steps of a burst. Memory is kept for both either
+    way."""
+
     high_watermark: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Demand, as a share of base KV blocks, at which the replica goes fast. 1.0: only when a
     request would not fit otherwise (Algorithm 1). Above 1 requests would wait for memory that

@@ -5,7 +5,8 @@ A worker process serves one rank, so there is one ``Rank`` a process. Layers rea
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dps_kernels
@@ -39,11 +40,12 @@ RESIDUAL_RESERVATION_BYTES = 1 << 40
 class Rank:
     """One rank of an elastic engine, from the first loaded layer to shutdown."""
 
-    def __init__(self, options: DpsOptions, index: int) -> None:
+    def __init__(self, options: DpsOptions, index: int, device: torch.device) -> None:
         if options.key is None:
             raise DpsConfigError("additional_config.dps.key is missing: the engine sets it")
         self.options = options
         self.index = index
+        self.device = device
         self.report = LoadReport()
         self.arena = ResidualArena(
             HostDriver(),
@@ -52,6 +54,7 @@ class Rank:
         )
         self.mode = Mode.FAST
         """Fast until the region stands: the residual has no memory behind it before that."""
+        self._capture_mode: Mode | None = None
         self.memory: MemoryManager | None = None
         self._page = StatusPage.join(options.key)
         self._section: RankSection = self._page.rank(index)
@@ -116,18 +119,41 @@ class Rank:
         self.memory.apply(command, self.arena.driver.compute.mark())
         self.mode = command.mode
 
-    def count_step(self, duration_s: float, tokens: int) -> None:
+    def count_step(self, duration_s: float, tokens: int, mode: Mode) -> None:
         """Feed a finished forward pass to the restore's pacing and to the counters."""
         assert self.memory is not None
         self.memory.note_step(duration_s, tokens)
-        self._section["fast_steps" if self.mode is Mode.FAST else "full_steps"] += 1
+        self._section["fast_steps" if mode is Mode.FAST else "full_steps"] += 1
+
+    @property
+    def graph_mode(self) -> Mode:
+        """Mode of the CUDA graphs to run or capture."""
+        return self._capture_mode or self.mode
+
+    @contextmanager
+    def capturing(self, mode: Mode) -> Iterator[None]:
+        """Warm up and capture graphs of ``mode``.
+
+        While memory is being profiled the layers stay fast in both modes, as the residual has no
+        memory yet. The graphs then measured are as large: kernels differ, activations do not.
+        """
+        stepping = self.mode
+        self._capture_mode = mode
+        if self.memory is not None:
+            self.mode = mode
+        try:
+            yield
+        finally:
+            self.mode, self._capture_mode = stepping, None
 
     def scratch(self, shape: torch.Size, dtype: torch.dtype, slot: str = "") -> torch.Tensor:
         """A reusable buffer for rebuilt weights, one a slot, as large as the largest asked for."""
         numel = shape.numel()
         buffer = self._scratch.get((dtype, slot))
         if buffer is None or buffer.numel() < numel:
-            buffer = self._scratch[dtype, slot] = torch.empty(numel, dtype=dtype)
+            buffer = self._scratch[dtype, slot] = torch.empty(
+                numel, dtype=dtype, device=self.device
+            )
         return buffer[:numel].view(shape)
 
     def set_pin(self, pin: Pin) -> None:
@@ -197,12 +223,12 @@ def _resolve_kernel(choice: str) -> bool:
 _current: Rank | None = None
 
 
-def begin(options: DpsOptions, index: int) -> Rank:
+def begin(options: DpsOptions, index: int, device: torch.device) -> Rank:
     """Start this process's rank, before its model is loaded."""
     global _current
     if _current is not None:
         _current.close()
-    _current = Rank(options, index)
+    _current = Rank(options, index, device)
     return _current
 
 

@@ -1,29 +1,49 @@
 """Under torch.compile a mode is chosen when a step runs: one graph serves both."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dps_ray.checks.engine_check import EXACT, mode_specs
 from dps_ray.checks.process import run_engines
+from dps_ray.checks.specs import EngineSpec
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import make_tiny
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+
+def specs(name: str, backend: str) -> tuple[EngineSpec, EngineSpec, EngineSpec]:
+    """Plain, forced fast and switching engines; no prefix outlives a switch."""
+    plain, full, fast, _ = (
+        replace(spec, compile_backend=backend, enable_prefix_caching=False)
+        for spec in mode_specs(name, make_tiny(name, cache_root()), 1)
+    )
+    return plain, fast, replace(full, scenario="switches", dps={**EXACT, "lend": False})
+
+
+def assert_no_graph_was_added(runs: dict[str, Any]) -> None:
+    graphs = {run["graphs_compiled"] for run in runs.values()}
+    assert len(graphs) == 1
+    assert graphs.pop() > 0, "nothing was compiled"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
-def test_compiled_engine_switches_without_compiling_anew(name: str) -> None:
-    """Compiled engines are compared: inductor fuses what surrounds a GEMM it can see into."""
-    plain, full, static, _ = (
-        replace(spec, compiled=True) for spec in mode_specs(name, make_tiny(name, cache_root()), 1)
-    )
-    switching = replace(full, scenario="switches", dps={**EXACT, "lend": False})
-    expected, forced_fast, result = run_engines([plain, static, switching], 900.0)
+def test_traced_engine_switches_without_tracing_anew(name: str) -> None:
+    plain, fast, switching = run_engines(specs(name, "eager"))
+    assert switching["full"]["tokens"] == plain["tokens"]
+    assert switching["full"]["logprobs"] == plain["logprobs"]
+    assert switching["fast"]["logprobs"] == fast["logprobs"] != plain["logprobs"]
+    assert switching["full again"]["logprobs"] == plain["logprobs"]
+    assert_no_graph_was_added(switching)
+
+
+def test_compiled_engine_switches_without_compiling_anew() -> None:
+    """Tokens only: inductor fuses what surrounds a GEMM that it can see into."""
+    plain, _, switching = specs("qwen3-moe", "inductor")
+    expected, result = run_engines([plain, switching], 800.0)
     assert result["full"]["tokens"] == expected["tokens"]
-    assert result["fast"]["logprobs"] == forced_fast["logprobs"]
     assert result["fast"]["logprobs"] != result["full"]["logprobs"]
     assert result["full again"]["logprobs"] == result["full"]["logprobs"]
-    graphs = {run["graphs_compiled"] for run in result.values()}
-    assert len(graphs) == 1
-    assert graphs.pop() > 0, "nothing was compiled"
+    assert_no_graph_was_added(result)
