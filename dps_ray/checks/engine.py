@@ -112,13 +112,12 @@ class Engine:
 @contextmanager
 def engine(spec: EngineSpec) -> Iterator[Engine]:
     """Build the engine of ``spec`` and take it down again."""
-    options: dict[str, Any] = {"enforce_eager": spec.compile_backend is None}
-    if spec.compile_backend is not None:
-        options["compilation_config"] = {"backend": spec.compile_backend}
+    options: dict[str, Any] = {}
     if spec.dps is not None:
-        options |= {"quantization": "dps", "additional_config": {"dps": spec.dps}}
+        options = {"quantization": "dps", "additional_config": {"dps": spec.dps}}
     llm = LLM(
         model=spec.model,
+        enforce_eager=not spec.compiled,
         disable_log_stats=False,
         kv_cache_memory_bytes=spec.kv_bytes,
         tensor_parallel_size=spec.tensor_parallel_size,

@@ -30,8 +30,8 @@ class EngineSpec:
     """Tokens of one step; ``None``: vLLM's default."""
     block_size: int = 32
     enable_prefix_caching: bool = True
-    compile_backend: str | None = None
-    """Run under torch.compile with this backend; ``None``: eagerly, without it."""
+    compiled: bool = False
+    """Run under torch.compile instead of eagerly."""
     scenario: str = "generate"
     """Name of a function in ``dps_ray.checks.scenarios``."""
     arguments: dict[str, Any] = field(default_factory=dict)
