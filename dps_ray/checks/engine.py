@@ -118,6 +118,7 @@ def engine(spec: EngineSpec) -> Iterator[Engine]:
     llm = LLM(
         model=spec.model,
         enforce_eager=not spec.compiled,
+        attention_backend=spec.attention_backend,
         disable_log_stats=False,
         kv_cache_memory_bytes=spec.kv_bytes,
         tensor_parallel_size=spec.tensor_parallel_size,

@@ -13,7 +13,14 @@ from typing import Any
 from dps_ray.checks.move_check import check_compaction, check_shadow
 from dps_ray.checks.prefix_check import check_prefixes
 from dps_ray.checks.process import run_engines
-from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec, block_bytes
+from dps_ray.checks.specs import (
+    AMPLE_KV_BYTES,
+    BLOCK_TOKENS,
+    EXACT,
+    EngineSpec,
+    block_bytes,
+    latent,
+)
 from dps_ray.models.tiny import make_tiny
 from dps_ray.report import Report
 
@@ -94,6 +101,8 @@ def mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
         tensor_parallel_size=ranks,
         max_model_len=512,
         block_size=BLOCK_TOKENS,
+        # The one that an elastic engine uses, also where vLLM has a faster one.
+        attention_backend="CPU_MLA" if latent(folder) else None,
     )
     small = SMALL_BASE_BLOCKS * block_bytes(folder) // ranks
     return [

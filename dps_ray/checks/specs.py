@@ -29,6 +29,8 @@ class EngineSpec:
     max_num_batched_tokens: int | None = None
     """Tokens of one step; ``None``: vLLM's default."""
     block_size: int = 32
+    attention_backend: str | None = None
+    """``None``: vLLM's choice."""
     enable_prefix_caching: bool = True
     compiled: bool = False
     """Run under torch.compile instead of eagerly."""
@@ -44,10 +46,15 @@ class EngineSpec:
         return cls(**raw)
 
 
+def latent(folder: Path) -> bool:
+    """Whether a model has latent attention."""
+    return "kv_lora_rank" in json.loads((folder / "config.json").read_text())
+
+
 def block_bytes(folder: Path) -> int:
     """Bytes of one KV block of a tiny model over all layers."""
     config = json.loads((folder / "config.json").read_text())
-    if "kv_lora_rank" in config:
+    if latent(folder):
         per_block = MLA_BLOCK_TOKENS * (config["kv_lora_rank"] + config["qk_rope_head_dim"])
     else:
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

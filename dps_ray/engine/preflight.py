@@ -18,8 +18,8 @@ from dps_ray.engine.checkpoint import Checkpoint, Weight
 from dps_ray.engine.kept_whole import reason_to_keep
 from dps_ray.engine.status_page import MAX_UNITS
 from dps_ray.memory.arena import ALIGNMENT_BYTES
+from dps_ray.memory.drivers import DriverKind, planned_granularity_bytes
 from dps_ray.memory.geometry import Geometry, plan_geometry
-from dps_ray.memory.host_driver import HostDriver
 from dps_ray.precision.encode import choose
 
 logger = logging.getLogger("vllm.dps")
@@ -32,8 +32,10 @@ _SERVED = {
 # vLLM serves a float32 checkpoint in its preferred 16-bit type.
 _STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "bfloat16", "F64": "bfloat16"}
 DEFAULT_BLOCK_TOKENS = 128
+CUDA_BLOCK_TOKENS = 16
 LATENT_BLOCK_TOKENS = 16
-"""vLLM's plain CPU kernel for latent attention is built for this block size only."""
+"""vLLM's plain CPU kernel for latent attention is built for this block size only; its AMX kernel
+cannot read the elastic KV cache."""
 
 # With no KV size given, vLLM takes a share of the machine: enough that only options can be wrong.
 _AMPLE_KV_BYTES = 1 << 50
@@ -62,6 +64,7 @@ def preflight(
     kv_cache_dtype: str = "auto",
     tensor_parallel_size: int = 1,
     block_size: int | None = None,
+    kind: DriverKind = "host",
 ) -> Preflight | None:
     """Check a model folder against the options of the engine that is to serve it.
 
@@ -73,6 +76,8 @@ def preflight(
         The engine's ``additional_config.dps``.
     dtype, kv_cache_memory_bytes, kv_cache_dtype, tensor_parallel_size, block_size
         vLLM's engine arguments of these names; ``None`` where they are left out.
+    kind
+        Driver of the device that will serve the model.
 
     Returns
     -------
@@ -111,7 +116,7 @@ def preflight(
         logger.info("model %r: layers differ in what they cache, memory is planned at load", model)
         return Preflight(eligible, residual_bytes, None, None)
     block_bytes = checkpoint.kv_block_bytes(
-        _block_tokens(checkpoint, block_size),
+        _block_tokens(checkpoint, block_size, kind),
         tensor_parallel_size,
         1 if kv_cache_dtype.startswith("fp8") else served.itemsize,
     )
@@ -119,7 +124,7 @@ def preflight(
         kv_bytes=_AMPLE_KV_BYTES if kv_cache_memory_bytes is None else kv_cache_memory_bytes,
         residual_bytes=residual_bytes,
         block_bytes=block_bytes,
-        granularity_bytes=HostDriver().granularity_bytes,
+        granularity_bytes=planned_granularity_bytes(kind),
         unit_bytes=options.unit_bytes,
         lend=options.lend,
     )
@@ -238,8 +243,9 @@ def _find_eligible(
     raise no_eligible_layer(model, formats)
 
 
-def _block_tokens(checkpoint: Checkpoint, asked: int | None) -> int:
-    amx = torch.cpu._is_amx_tile_supported()
-    if checkpoint.latent_attention and not amx:
+def _block_tokens(checkpoint: Checkpoint, asked: int | None, kind: DriverKind) -> int:
+    if kind == "cuda":
+        return asked or CUDA_BLOCK_TOKENS
+    if checkpoint.latent_attention:
         return LATENT_BLOCK_TOKENS
     return asked or DEFAULT_BLOCK_TOKENS

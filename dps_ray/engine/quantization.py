@@ -5,6 +5,7 @@ from typing import Any
 import dps_kernels
 import torch
 from torch.nn import Parameter
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
@@ -16,10 +17,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
 )
+from vllm.platforms import current_platform
 
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.kept_whole import reason_to_keep
-from dps_ray.engine.moe import DpsMoEMethod
 from dps_ray.engine.ops import register_ops
 from dps_ray.engine.split_weight import encode_weight, place, place_fused, report_whole
 from dps_ray.engine.stock_gemm import is_plain_torch
@@ -51,7 +52,7 @@ class DpsConfig(QuantizationConfig):
         if isinstance(layer, LinearBase):
             return DpsLinearMethod(prefix)
         if isinstance(layer, RoutedExperts):
-            return DpsMoEMethod(layer.moe_config, prefix)
+            return moe_method(layer.moe_config, prefix)
         if isinstance(layer, ParallelLMHead):
             return DpsHeadMethod()
         return None
@@ -104,19 +105,32 @@ class DpsLinearMethod(UnquantizedLinearMethod):
 
 
 class DpsHeadMethod(UnquantizedEmbeddingMethod):
-    """The output head stays 16-bit; with fused kernels its GEMM runs in float32 blocks.
+    """The output head stays 16-bit; with fused CPU kernels its GEMM runs in float32 blocks.
 
     Where vLLM has no packed GEMM for it, the stock head takes longer than all other layers.
     """
 
     def process_weights_after_loading(self, layer: Any) -> None:
         super().process_weights_after_loading(layer)
-        layer.dps_blocked = ranks.current().fused and is_plain_torch(layer.cpu_linear)
+        layer.dps_blocked = (
+            ranks.current().fused and layer.weight.is_cpu and is_plain_torch(layer.cpu_linear)
+        )
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if layer.dps_blocked:
             return dps_kernels.linear_16bit(x, layer.weight, bias)
         return super().apply(layer, x, bias)
+
+
+def moe_method(moe: FusedMoEConfig, prefix: str) -> QuantizeMethodBase:
+    """How experts are split and computed on this platform."""
+    if current_platform.is_cpu():
+        from dps_ray.engine.moe import DpsMoEMethod
+
+        return DpsMoEMethod(moe, prefix)
+    from dps_ray.engine.moe_cuda import DpsCudaMoEMethod
+
+    return DpsCudaMoEMethod(moe, prefix)
 
 
 def register_quantization() -> None:

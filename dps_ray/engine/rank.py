@@ -18,8 +18,8 @@ from dps_ray.engine.preflight import require_few_units
 from dps_ray.engine.status_page import RankSection, StatusPage
 from dps_ray.memory.arena import ResidualArena
 from dps_ray.memory.driver import VmmError
+from dps_ray.memory.drivers import open_driver
 from dps_ray.memory.geometry import Geometry
-from dps_ray.memory.host_driver import HostDriver
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import ResidualMismatchError, SharedRegion
@@ -48,7 +48,7 @@ class Rank:
         self.device = device
         self.report = LoadReport()
         self.arena = ResidualArena(
-            HostDriver(),
+            open_driver("cuda" if device.type == "cuda" else "host", device.index or 0),
             RESIDUAL_RESERVATION_BYTES,
             backup_budget_bytes=options.backup_budget_bytes,
         )
@@ -61,7 +61,7 @@ class Rank:
         self._failing: set[int] = set()
         """Segments whose latest restore failed."""
         self._scratch: dict[tuple[torch.dtype, str], torch.Tensor] = {}
-        self.fused = _resolve_kernel(options.kernel)
+        self.fused = _resolve_kernel(options.kernel, device)
         self.experts: dict[str, Experts] = {}
         """Split experts by the name of their layer; ``torch.ops.vllm.dps_experts`` calls them."""
 
@@ -210,8 +210,10 @@ class Rank:
         section.outcomes[result.task.unit] = result.task.epoch if result.ok else -result.task.epoch
 
 
-def _resolve_kernel(choice: str) -> bool:
+def _resolve_kernel(choice: str, device: torch.device) -> bool:
     """Whether weights are decoded inside the GEMM."""
+    if device.type == "cuda":
+        return choice != "exact"  # Triton compiles where vLLM runs on CUDA
     if choice == "fused" and not dps_kernels.available():
         raise DpsConfigError(
             "additional_config.dps.kernel is 'fused' but the compiled kernels are not installed: "

@@ -37,8 +37,8 @@ class SplitWeight:
         """The bytes the running step may read."""
         return planes_now(self.upper, self.lower, self.fmt, self.row_shift, self.layout)
 
-    def rebuild_experts(self, experts: torch.Tensor, slot: str) -> torch.Tensor:
-        """16-bit weights ``[E, N, K]`` of the named experts; those of the others are undefined."""
+    def rebuild_experts(self, experts: torch.Tensor | None, slot: str) -> torch.Tensor:
+        """16-bit weights ``[E, N, K]``, of all experts or of the named ones alone."""
         planes = self.planes()
         buffer = ranks.current().scratch(self.upper.shape, self.dtype, slot)
         dps_kernels.reconstruct(buffer, planes, experts)

@@ -1,7 +1,7 @@
 """vLLM's own choice of GEMM for a 16-bit weight, asked for anew with a rebuilt weight.
 
 The exact kernel option promises the bits of plain vLLM, so it must call what plain vLLM would
-call on this CPU (oneDNN, its packed GEMM or torch) instead of guessing.
+call on this CPU (oneDNN, its packed GEMM or torch) instead of guessing. On CUDA that is torch.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def stock_linear(
 ) -> torch.Tensor:
     """``x @ weight.T + bias`` with the kernel plain vLLM picks for this dtype and shape."""
     key = (weight.dtype, weight.shape)
-    if key in _plain_torch:
+    if not weight.is_cpu or key in _plain_torch:
         return linear(x, weight, bias)
     layer = SimpleNamespace(weight=weight, bias=None if bias is None else _Data(bias.clone()))
     dispatch_cpu_unquantized_gemm(layer, remove_weight=False)

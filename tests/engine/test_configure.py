@@ -1,17 +1,19 @@
 """What an elastic engine refuses, before anything is spawned."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
+from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from dps_ray.config import DpsConfigError, DpsOptions, parse_options
 from dps_ray.engine.configure import (
     SCHEDULER_CLASSES,
-    WORKER_CLASS,
+    WORKER_CLASSES,
     configure,
     engine_options,
 )
@@ -40,7 +42,7 @@ def config(tiny: Any) -> VllmConfig:
 
 def test_quantization_alone_chooses_worker_scheduler_and_key(tiny: Any) -> None:
     config = engine_args(tiny("qwen3")).create_engine_config()
-    assert config.parallel_config.worker_cls == WORKER_CLASS
+    assert config.parallel_config.worker_cls == WORKER_CLASSES["host"]
     assert config.scheduler_config.scheduler_cls in SCHEDULER_CLASSES.values()
     options = engine_options(config)
     assert options.key is not None
@@ -51,7 +53,7 @@ def test_quantization_alone_chooses_worker_scheduler_and_key(tiny: Any) -> None:
 
 def test_engine_without_dps_is_left_alone(tiny: Any) -> None:
     config = engine_args(tiny("qwen3"), quantization=None).create_engine_config()
-    assert config.parallel_config.worker_cls != WORKER_CLASS
+    assert config.parallel_config.worker_cls not in WORKER_CLASSES.values()
     assert config.scheduler_config.scheduler_cls is None
 
 
@@ -108,6 +110,53 @@ def test_every_feature_that_is_not_supported_is_named(
     assert str(refusal.value) == (
         f"{named}: not supported together with quantization 'dps' yet; leave {them} out (size the "
         "KV cache with kv_cache_memory_bytes, scale out with replicas)"
+    )
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front process that sees an NVIDIA GPU."""
+    gpu = SimpleNamespace(device_type="cuda", device_name="cuda", is_rocm=lambda: False)
+    monkeypatch.setattr("dps_ray.engine.configure.current_platform", gpu)
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_gpu_engine_gets_the_gpu_worker(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Put back afterwards: the configuration is shared.
+    monkeypatch.setattr(config, "additional_config", {})
+    for owner, field in (("parallel_config", "worker_cls"), ("scheduler_config", "scheduler_cls")):
+        monkeypatch.setattr(getattr(config, owner), field, None)
+    configure(config, DpsOptions())
+    assert config.parallel_config.worker_cls == WORKER_CLASSES["cuda"]
+    assert resolve_obj_by_qualname(WORKER_CLASSES["cuda"]).execute_model
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize(
+    ("owner", "field"),
+    [
+        ("parallel_config", "enable_dbo"),
+        ("parallel_config", "enable_expert_parallel"),
+        ("compilation_config", "cudagraph_mm_encoder"),
+    ],
+)
+def test_what_would_leave_the_mode_of_a_step_on_a_gpu_is_refused(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, owner: str, field: str
+) -> None:
+    monkeypatch.setattr(getattr(config, owner), field, True)
+    with pytest.raises(DpsConfigError, match=f"^{field}: not supported together with"):
+        configure(config, DpsOptions())
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_host_driver_is_refused_on_a_gpu(config: VllmConfig) -> None:
+    with pytest.raises(DpsConfigError) as refusal:
+        configure(config, DpsOptions(driver="host"))
+    assert str(refusal.value) == (
+        "additional_config.dps.driver is 'host' on cuda: there are drivers for CPUs ('host') and "
+        "NVIDIA GPUs ('cuda'); use 'auto' on one of these"
     )
 
 
