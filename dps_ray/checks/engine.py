@@ -10,6 +10,7 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from dps_ray.checks.specs import EngineSpec
 from dps_ray.modes import Mode, Pin
@@ -118,7 +119,9 @@ def engine(spec: EngineSpec) -> Iterator[Engine]:
     llm = LLM(
         model=spec.model,
         enforce_eager=not spec.compiled,
-        attention_backend=spec.attention_backend,
+        attention_backend=(
+            AttentionBackendEnum[spec.attention_backend] if spec.attention_backend else None
+        ),
         disable_log_stats=False,
         kv_cache_memory_bytes=spec.kv_bytes,
         tensor_parallel_size=spec.tensor_parallel_size,

@@ -1,0 +1,264 @@
+"""vLLM's asynchronous scheduler made elastic: step k+1 is scheduled before step k has run.
+
+Scheduler, block pool, SUM manager, rank and memory are real; the model is a writer of known bytes
+on a device that runs behind the host (``late_device``). Its outputs are made by hand.
+"""
+
+import random
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from dps_ray.config import DpsOptions
+from dps_ray.engine import rank as ranks
+from dps_ray.engine.scheduler import DpsAsyncScheduler
+from dps_ray.memory.geometry import plan_geometry
+from dps_ray.memory.region import ResidualMismatchError
+from dps_ray.modes import Mode
+
+from .late_device import LateDriver, LateStream, Reached, slow
+from .test_configure import engine_args
+
+BLOCK_BYTES = 4096
+BLOCK_TOKENS = 32
+DEPTH = 2
+"""Steps scheduled ahead, as in vLLM's engine core without pipeline parallelism."""
+STOP, TOKEN = 9, 7
+WAVES = 8
+
+
+@dataclass
+class Flight:
+    """A step that was scheduled and launched."""
+
+    output: Any
+    blocks: set[int]
+    samples: dict[str, bool]
+    done: Reached
+
+
+class AsyncEngine:
+    """The engine core's loop over a scheduler and one rank, with two steps in flight."""
+
+    def __init__(self, config: VllmConfig, driver: LateDriver, seed: int) -> None:
+        self.rng = random.Random(seed)
+        key = uuid.uuid4().hex[:16]
+        options = DpsOptions(key=key, min_fast_dwell_s=0.0, restore_max_inflation=1.0)
+        config.additional_config = {"dps": options.model_dump(mode="json")}
+        self.rank = ranks.begin(options, 0, torch.device("cpu"))
+        weights = torch.randint(0, 256, (16 * BLOCK_BYTES,), dtype=torch.uint8)
+        self.rank.arena.add("layer", weights)
+        geometry = plan_geometry(
+            kv_bytes=12 * BLOCK_BYTES,
+            residual_bytes=self.rank.arena.used_bytes,
+            block_bytes=BLOCK_BYTES,
+            granularity_bytes=driver.granularity_bytes,
+            unit_bytes=2 * BLOCK_BYTES,
+        )
+        self.kv = self.rank.build_region(geometry)
+        self.stream: LateStream = driver.stream
+        spec = FullAttentionSpec(
+            block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=16, dtype=torch.float16
+        )
+        config.cache_config.num_gpu_blocks = geometry.num_blocks
+        self.scheduler = DpsAsyncScheduler(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=geometry.num_blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK_TOKENS,
+        )
+        self.flights: deque[Flight] = deque()
+        self.late_writes = 0
+        self.full_steps_on_wrong_weights = 0
+        self.modes: set[Mode] = set()
+
+    def add(self, tokens: int, max_tokens: int) -> str:
+        name = f"request-{self.rng.random()}"
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP])
+        params.update_from_generation_config({}, None)
+        hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        request = Request(
+            name, [TOKEN] * tokens, params, None, block_hasher=hasher
+        )  # fmt: skip
+        self.scheduler.add_request(request)
+        return name
+
+    def turn(self) -> None:
+        """Schedule while there is room in flight, else settle the oldest step."""
+        if self.scheduler.has_requests() and len(self.flights) < DEPTH:
+            self._launch()
+        else:
+            self._settle()
+
+    def run_dry(self) -> None:
+        """Turn until nothing is left to compute or to restore."""
+        for _ in range(20_000):
+            if not self.flights and not self.scheduler.has_requests():
+                return
+            self.turn()
+        raise AssertionError("the engine never comes to rest")
+
+    def close(self) -> None:
+        while self.flights:
+            self._settle()
+        self.scheduler.shutdown()
+        self.stream.synchronize()
+        self.rank.close()
+        self.stream.stop()
+
+    def _launch(self) -> None:
+        output = self.scheduler.schedule()
+        command = output.dps
+        self.modes.add(command.mode)
+        touched = set[int]().union(
+            *(flight.blocks for flight in self.flights if not flight.done.event.is_set())
+        )
+        first, per_unit = self._first_elastic, 2
+        for task in command.restore:
+            unit_blocks = {first + task.unit * per_unit + index for index in range(per_unit)}
+            self.late_writes += bool(unit_blocks & touched)
+        self.rank.apply(command)
+        writes: list[tuple[int, int]] = []
+        samples = {}
+        for name in output.num_scheduled_tokens:
+            request = self.scheduler.requests[name]
+            (ids,) = self.scheduler.kv_cache_manager.get_block_ids(name)
+            tag = 1 + hash(name) % 255
+            writes += [(block, tag) for block in ids]
+            samples[name] = not request.is_prefill_chunk
+        full = command.mode is Mode.FULL
+        done = self.stream.launch(slow(lambda: self._step(full, writes)))
+        self.flights.append(Flight(output, {block for block, _ in writes}, samples, done))
+
+    def _step(self, full: bool, writes: list[tuple[int, int]]) -> None:
+        if full:
+            assert self.rank.memory is not None
+            try:
+                self.rank.memory.verify_all()
+            except ResidualMismatchError:
+                self.full_steps_on_wrong_weights += 1
+        for block, tag in writes:
+            self.kv[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES] = tag
+
+    def _settle(self) -> None:
+        if not self.flights:
+            return
+        flight = self.flights.popleft()
+        flight.done.wait()
+        names = list(flight.samples)
+        sampled = [
+            [STOP if self.rng.random() < 0.1 else TOKEN] if flight.samples[name] else []
+            for name in names
+        ]
+        self.scheduler.update_from_output(
+            flight.output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=sampled,
+            ),
+        )
+
+    @property
+    def _first_elastic(self) -> int:
+        return self.scheduler._pool.first_elastic
+
+
+@pytest.fixture
+def config(tiny: Any) -> VllmConfig:
+    config = engine_args(
+        tiny("qwen3"), max_num_seqs=8, enable_prefix_caching=False
+    ).create_engine_config()
+    config.scheduler_config.async_scheduling = True
+    init_none_hash(sha256)
+    return config
+
+
+@pytest.fixture
+def engine(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncEngine]:
+    driver = LateDriver()
+    monkeypatch.setattr(ranks, "open_driver", lambda kind, ordinal: driver)
+    engine = AsyncEngine(config, driver, seed=0)
+    yield engine
+    engine.close()
+
+
+def serve_bursts(engine: AsyncEngine) -> None:
+    """Bursts that lend, requests that stop or are aborted while a later step of theirs runs."""
+    for _ in range(WAVES):
+        names = [
+            engine.add(engine.rng.randint(20, 90), engine.rng.randint(2, 40)) for _ in range(6)
+        ]
+        for _ in range(engine.rng.randint(10, 60)):
+            engine.turn()
+        engine.scheduler.finish_requests(
+            engine.rng.sample(names, 2), RequestStatus.FINISHED_ABORTED
+        )
+        for _ in range(engine.rng.randint(0, 30)):
+            engine.turn()
+    engine.run_dry()
+
+
+def test_asynchronous_bursts_leave_weights_and_modes_right(engine: AsyncEngine) -> None:
+    serve_bursts(engine)
+    counters = engine.scheduler.sum_manager.counters
+    assert engine.modes == {Mode.FULL, Mode.FAST}
+    assert counters.units_lent > WAVES
+    assert engine.late_writes > 0, (
+        "no step in flight wrote to a unit that a restore was ordered for"
+    )
+    assert engine.full_steps_on_wrong_weights == 0
+    assert counters.restores_failed == 0
+    assert engine.scheduler.mode is Mode.FULL
+    assert engine.rank.verify()["residual_intact"]
+    assert not engine.stream.errors
+
+
+def test_without_the_step_fence_a_late_writer_ruins_the_residual(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = LateStream().mark()
+    monkeypatch.setattr(LateStream, "mark", lambda self: reached)
+    monkeypatch.setattr(engine.stream, "synchronize", lambda: engine.stream.launch(int).wait())
+    serve_bursts(engine)
+    assert engine.late_writes > 0
+    ruined = not engine.rank.verify()["residual_intact"]
+    failed = engine.scheduler.sum_manager.counters.restores_failed
+    assert engine.full_steps_on_wrong_weights or failed or ruined
+
+
+def test_commands_ride_in_the_order_of_the_steps(engine: AsyncEngine) -> None:
+    """A unit is zeroed with the step that first writes it, not with the one before or after."""
+    owned: set[int] = set()
+    schedule = engine.scheduler.schedule
+
+    def watch(*args: Any) -> Any:
+        output = schedule(*args)
+        owned.difference_update(task.unit for task in output.dps.restore)
+        owned.update(output.dps.zero)
+        for name in output.num_scheduled_tokens:
+            (ids,) = engine.scheduler.kv_cache_manager.get_block_ids(name)
+            units = {(block - engine._first_elastic) // 2 for block in ids}
+            assert {unit for unit in units if unit >= 0} <= owned
+        return output
+
+    engine.scheduler.schedule = watch  # type: ignore[method-assign]
+    serve_bursts(engine)
+    assert engine.scheduler.sum_manager.counters.units_lent > WAVES
