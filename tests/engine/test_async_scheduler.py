@@ -94,9 +94,7 @@ class AsyncEngine:
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP])
         params.update_from_generation_config({}, None)
         hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
-        request = Request(
-            name, [TOKEN] * tokens, params, None, block_hasher=hasher
-        )  # fmt: skip
+        request = Request(name, [TOKEN] * tokens, params, None, block_hasher=hasher)
         self.scheduler.add_request(request)
         return name
 

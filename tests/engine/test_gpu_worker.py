@@ -1,0 +1,135 @@
+"""The GPU worker without a GPU: what it puts into vLLM's seams, and the order of a step."""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import vllm.v1.worker.gpu.model_runner as runner_v2
+import vllm.v1.worker.gpu_worker as stock_worker
+
+from dps_ray.commands import StepCommand
+from dps_ray.config import DpsConfigError
+from dps_ray.engine import rank as ranks
+from dps_ray.engine.gpu_runner_v2 import DpsGpuModelRunnerV2 as RunnerV2
+from dps_ray.engine.gpu_runner_v2 import DpsGraphManager
+from dps_ray.engine.gpu_worker import DpsGpuWorker, StepTimer
+from dps_ray.engine.seams import swapped
+from dps_ray.modes import Mode
+
+
+class Worker(DpsGpuWorker):
+    """A worker that was never given a device."""
+
+    def __init__(self, log: list[Any]) -> None:
+        self.model_runner = SimpleNamespace(capture_missed=lambda: log.append("capture"))
+        self._timer = StepTimer()
+
+
+class Event:
+    """A CUDA event whose work ends when the test says so."""
+
+    now_ms = 0.0
+    ended = False
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at_ms = Event.now_ms
+        Event.now_ms += 8.0
+
+    def query(self) -> bool:
+        return Event.ended
+
+    def elapsed_time(self, end: "Event") -> float:
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture(autouse=True)
+def events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    Event.ended = False
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_runner_stands_where_the_stock_worker_takes_its_own_from(v2: bool) -> None:
+    worker = Worker([])
+    worker.use_v2_model_runner = v2
+    module, name, runner = worker._runner_seam()
+    stock = getattr(module, name)
+    assert issubclass(runner, stock)
+    assert f"{module.__name__} import" in inspect.getsource(stock_worker.Worker.init_device)
+    with swapped(module, name, runner):
+        assert getattr(module, name) is runner
+    assert getattr(module, name) is stock
+
+
+def test_v2_runner_replaces_what_the_stock_one_calls_by_name() -> None:
+    source = inspect.getsource(runner_v2.GPUModelRunner.initialize_kv_cache)
+    assert "ModelCudaGraphManager(" in source
+    assert issubclass(DpsGraphManager, runner_v2.ModelCudaGraphManager)
+    ours = list(inspect.signature(RunnerV2._init_kv_cache).parameters)[1:]
+    assert ours == list(inspect.signature(runner_v2.init_kv_cache).parameters)
+
+
+def test_command_is_obeyed_before_anything_of_its_step_is_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[Any] = []
+    rank = SimpleNamespace(
+        mode=Mode.FAST, apply=log.append, count_step=lambda *done: log.append(done)
+    )
+    monkeypatch.setattr(ranks, "current", lambda: rank)
+    monkeypatch.setattr(
+        stock_worker.Worker, "execute_model", lambda self, output: log.append("launch")
+    )
+    worker, command = Worker(log), StepCommand(mode=Mode.FAST)
+    step = SimpleNamespace(dps=command, total_num_scheduled_tokens=5)
+    worker.execute_model(step)
+    assert log == [command, "capture", "launch"]
+    Event.ended = True
+    log.clear()
+    worker.execute_model(SimpleNamespace(dps=command, total_num_scheduled_tokens=0))
+    assert log == [command, "launch"], "an idle step captures nothing and is not timed"
+    log.clear()
+    worker.execute_model(step)
+    assert log == [command, "capture", (0.008, 5, Mode.FAST), "launch"]
+
+
+def test_steps_of_vllm_own_warm_up_carry_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+    monkeypatch.setattr(ranks, "current", lambda: SimpleNamespace(apply=log.append))
+    monkeypatch.setattr(
+        stock_worker.Worker, "execute_model", lambda self, output: log.append("launch")
+    )
+    Worker(log).execute_model(SimpleNamespace(total_num_scheduled_tokens=3))
+    assert log == ["launch"]
+
+
+def test_step_that_still_runs_is_not_counted() -> None:
+    timer = StepTimer()
+    with timer.step(7, Mode.FULL):
+        pass
+    assert timer.finished() == []
+    Event.ended = True
+    assert timer.finished() == [(0.008, 7, Mode.FULL)]
+    assert timer.finished() == []
+
+
+@pytest.mark.parametrize(
+    ("supported", "usable"), [(["LBHNC", "BLNHC", "BLHNC"], ["BLNHC", "BLHNC"]), (["LBHNC"], None)]
+)
+def test_only_block_outermost_layouts_are_offered(
+    supported: list[str], usable: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        stock_worker.Worker, "get_supported_kv_cache_layouts", lambda self: supported
+    )
+    worker = Worker([])
+    if usable is None:
+        with pytest.raises(DpsConfigError, match=r"the KV cache layouts \['LBHNC'\]"):
+            worker.get_supported_kv_cache_layouts()
+    else:
+        assert worker.get_supported_kv_cache_layouts() == usable
