@@ -5,7 +5,10 @@ combination that cannot work is refused here, in one line.
 """
 
 import functools
+import hashlib
+import json
 import uuid
+from collections import UserDict
 from typing import Any
 
 import torch
@@ -27,6 +30,19 @@ SCHEDULER_CLASSES = {
     False: "dps_ray.engine.scheduler.DpsScheduler",
     True: "dps_ray.engine.scheduler.DpsAsyncScheduler",
 }
+
+
+class AdditionalConfig(UserDict[str, Any]):
+    """``additional_config`` of a configured engine.
+
+    vLLM hashes it into the key of its compile cache; the engine's own key must not change that, or
+    every start would compile anew.
+    """
+
+    def compute_hash(self) -> str:
+        """Hash of everything but the engine's key."""
+        content = {**self.data, "dps": {**self.data["dps"], "key": None}}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def hook_engine_args() -> None:
@@ -61,7 +77,7 @@ def configure(config: VllmConfig, options: DpsOptions) -> VllmConfig:
     if kind == "cuda":
         _refuse_on_cuda(config)
     resolved = options.model_copy(update={"key": uuid.uuid4().hex[:16]}).model_dump(mode="json")
-    config.additional_config = {**config.additional_config, "dps": resolved}
+    config.additional_config = AdditionalConfig({**config.additional_config, "dps": resolved})
     config.parallel_config.worker_cls = WORKER_CLASSES[kind]
     asynchronous = bool(config.scheduler_config.async_scheduling)
     config.scheduler_config.scheduler_cls = SCHEDULER_CLASSES[asynchronous]

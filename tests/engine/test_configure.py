@@ -1,5 +1,6 @@
 """What an elastic engine refuses, before anything is spawned."""
 
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,16 @@ def test_quantization_alone_chooses_worker_scheduler_and_key(tiny: Any) -> None:
     assert options == DpsOptions(key=options.key)
     with pytest.raises(DpsConfigError, match="no status page"):
         StatusPage.attach(options.key)
+
+
+def test_engines_of_equal_options_share_a_compile_cache(tiny: Any) -> None:
+    def made(**options: Any) -> VllmConfig:
+        return engine_args(tiny("qwen3"), additional_config={"dps": options}).create_engine_config()
+
+    one, other, third = made(), made(), made(kernel="exact")
+    assert engine_options(one).key != engine_options(other).key
+    assert one.compute_hash() == other.compute_hash() != third.compute_hash()
+    assert engine_options(pickle.loads(pickle.dumps(one))) == engine_options(one)
 
 
 def test_engine_without_dps_is_left_alone(tiny: Any) -> None:
