@@ -58,6 +58,11 @@ class DpsGpuWorker(ElasticWorker, stock_worker.Worker):
             )
         return usable
 
+    def shutdown(self) -> None:
+        # Memory must not be unmapped under a kernel that still runs.
+        torch.accelerator.synchronize()
+        super().shutdown()
+
     @torch.inference_mode()
     def compile_or_warm_up_model(self) -> Any:
         """Compile the kernels of both modes: no first step of a burst waits for a compiler."""
