@@ -79,6 +79,9 @@ def region_views(
             f"vLLM planned {config.num_blocks} KV blocks, rank memory holds "
             f"{geometry.num_blocks}: size the KV cache with kv_cache_memory_bytes only"
         )
+    if torch.accelerator.is_available():
+        # Torch may still hold what the 16-bit weights took: units come straight from the driver.
+        torch.accelerator.empty_cache()
     buffer = ranks.current().build_region(geometry)
     views = layer_views(buffer, geometry.block_stride_bytes, config, layout, kernel_block_sizes)
     return views | {layer: views[target] for layer, target in shared_layers.items()}
