@@ -37,8 +37,9 @@ def wait_when_idle() -> None:
 def idle_pause_s(core: EngineCoreProc) -> float:
     """How long the core may wait for a request before its next step, seconds."""
     manager = getattr(core.scheduler, "sum_manager", None)
-    if manager is None or core.batch_queue or not manager.has_pending_work:
+    if manager is None or not manager.has_pending_work or core.scheduler.has_live_requests():
         return 0.0
-    if core.scheduler.has_live_requests():
+    # With asynchronous scheduling the queue is never empty while there are steps, idle ones too.
+    if any(output.total_num_scheduled_tokens for _, output, _ in core.batch_queue or ()):
         return 0.0
     return float(min(max(manager.idle_pause_s, POLL_S), PIN_POLL_S))

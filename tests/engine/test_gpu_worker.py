@@ -10,7 +10,8 @@ import vllm.v1.worker.gpu.model_runner as runner_v2
 import vllm.v1.worker.gpu_worker as stock_worker
 
 from dps_ray.commands import StepCommand
-from dps_ray.config import DpsConfigError
+from dps_ray.config import DpsConfigError, DpsOptions
+from dps_ray.engine import elastic_worker
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.gpu_runner_v2 import DpsGpuModelRunnerV2 as RunnerV2
 from dps_ray.engine.gpu_runner_v2 import DpsGraphManager
@@ -96,6 +97,28 @@ def test_command_is_obeyed_before_anything_of_its_step_is_launched(
     log.clear()
     worker.execute_model(step)
     assert log == [command, "capture", (0.008, 5, Mode.FAST), "launch"]
+
+
+@pytest.mark.parametrize("asked", [None, 64 << 20])
+def test_residual_takes_its_share_of_what_vllm_sized_by_itself(
+    asked: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size that was asked for is that of the base blocks alone."""
+    residual, block = 32 << 20, 1 << 20
+    arena = SimpleNamespace(used_bytes=residual, driver=SimpleNamespace(granularity_bytes=2 << 20))
+    rank = SimpleNamespace(arena=arena, options=DpsOptions())
+    monkeypatch.setattr(ranks, "current", lambda: rank)
+    monkeypatch.setattr(elastic_worker, "bytes_per_block", lambda config, spec: block)
+    monkeypatch.setattr(
+        stock_worker.Worker, "determine_available_memory", lambda self: asked or 96 << 20
+    )
+    worker = Worker([])
+    worker.vllm_config = None
+    worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=asked)
+    worker.model_runner = SimpleNamespace(get_kv_cache_spec=dict)
+    assert worker.determine_available_memory() == 96 << 20
+    geometry = worker.model_runner.dps_geometry
+    assert (geometry.base_blocks, geometry.elastic_blocks) == (64, 32)
 
 
 def test_steps_of_vllm_own_warm_up_carry_no_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,12 @@ def test_core_with_requests_or_without_pending_memory_is_left_alone() -> None:
     assert turn_s(plain) < LATE_S
 
 
-def test_core_with_steps_in_flight_does_not_wait() -> None:
+@pytest.mark.parametrize(("tokens", "expected_s"), [([0, 3], 0.0), ([0, 0], PIN_POLL_S)])
+def test_core_waits_behind_steps_in_flight_only_if_they_compute_nothing(
+    tokens: list[int], expected_s: float
+) -> None:
     core = Core(1.0)
-    core.batch_queue = [object()]
-    assert idle_pause_s(core) == 0.0
+    core.batch_queue = [
+        (None, SimpleNamespace(total_num_scheduled_tokens=count), None) for count in tokens
+    ]
+    assert idle_pause_s(core) == expected_s
