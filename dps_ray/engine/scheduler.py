@@ -115,6 +115,10 @@ class ElasticScheduling(_Mixin):
             or self._page.requested_pin() not in (None, self.sum_manager.pin)
         )
 
+    def has_live_requests(self) -> bool:
+        """Whether there is anything to compute or to tell a client."""
+        return super().has_requests()
+
     def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:
         self._publisher.preemptions += 1
         return super()._preempt_request(*args, **kwargs)
