@@ -56,7 +56,7 @@ def test_lent_memory_that_is_not_zeroed_shows_in_the_outputs(
     expected: dict[str, Any] = run_engines([static])[0]
     # Python imports this module in every process it starts, before anything else.
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_ZEROING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     mutant = run_engines([elastic])[0]
     assert mutant["units_lent"] > 0
     assert mutant["nans"] > 0 or mutant["logprobs"] != expected["logprobs"]

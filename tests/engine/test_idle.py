@@ -1,5 +1,6 @@
 """An engine core whose memory is coming back waits for requests instead of spinning."""
 
+import inspect
 import queue
 import threading
 import time
@@ -37,7 +38,8 @@ class Core(EngineCoreProc):
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = EngineCoreProc._process_input_queue
+    # An engine of this process may have installed it already.
+    stock = inspect.unwrap(EngineCoreProc._process_input_queue)
     monkeypatch.setattr(EngineCoreProc, "_process_input_queue", stock)
     wait_when_idle.__wrapped__()
 
