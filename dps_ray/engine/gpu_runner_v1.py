@@ -21,6 +21,7 @@ from dps_ray.engine import rank as ranks
 from dps_ray.engine.configure import engine_options
 from dps_ray.engine.graph_book import Capture, GraphBook
 from dps_ray.engine.kv_views import RegionKvCache
+from dps_ray.engine.seams import captures_beside_restores
 from dps_ray.engine.vllm_version import require_supported_vllm
 from dps_ray.modes import Mode
 
@@ -108,7 +109,11 @@ class DpsGpuModelRunnerV1(RegionKvCache, GPUModelRunner):
             return
         set_cudagraph_capturing_enabled(True)
         try:
-            with self._freeze_gc(), graph_capture(device=self.device):
+            with (
+                captures_beside_restores(),
+                self._freeze_gc(),
+                graph_capture(device=self.device),
+            ):
                 for runtime_mode, descriptor in missed:
                     self._warmup_and_capture(descriptor, cudagraph_runtime_mode=runtime_mode)
         finally:

@@ -27,7 +27,7 @@ from dps_ray.engine.configure import engine_options
 from dps_ray.engine.gpu_runner_v1 import with_mode
 from dps_ray.engine.graph_book import GraphBook
 from dps_ray.engine.kv_views import region_views
-from dps_ray.engine.seams import swapped
+from dps_ray.engine.seams import captures_beside_restores, swapped
 from dps_ray.engine.vllm_version import require_supported_vllm
 from dps_ray.memory.geometry import Geometry
 from dps_ray.modes import Mode
@@ -156,7 +156,8 @@ class DpsGpuModelRunnerV2(stock_runner.GPUModelRunner):
     def capture_missed(self) -> None:
         """Capture the graphs that earlier steps have missed; between two steps only."""
         if self.cudagraph_manager.choose_missed():
-            self.capture_model()
+            with captures_beside_restores():
+                self.capture_model()
 
     def _init_kv_cache(
         self,

@@ -29,6 +29,7 @@ class Recorder:
         self.captured: list[Mode] = []
         self.replayed: list[Mode] = []
         self.pools: set[str] = set()
+        self.error_modes: list[str] = []
 
     def forward(self, *_: Any, **__: Any) -> torch.Tensor:
         """The model: it asks for the mode as a layer does."""
@@ -52,12 +53,15 @@ def install(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     """Put the stand-ins into torch and vLLM for one test."""
 
     @contextmanager
-    def capture(graph: Graph, pool: str, stream: Any = None) -> Iterator[None]:
+    def capture(
+        graph: Graph, pool: str, stream: Any = None, capture_error_mode: str = "global"
+    ) -> Iterator[None]:
         before = len(recorder.ran)
         yield
         graph.recorder, graph.held = recorder, recorder.ran[before:]
         recorder.captured += graph.held
         recorder.pools.add(pool)
+        recorder.error_modes.append(capture_error_mode)
 
     monkeypatch.setattr(monitor, "cudagraph_capturing_enabled", True)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)

@@ -217,6 +217,7 @@ def test_v1_lazy_graph_is_captured_before_the_step_after_the_one_that_missed_it(
     assert not recorder.replayed, "there is no graph yet: the step ran without one"
     made.capture_missed()
     assert Counter(recorder.captured) == {Mode.FULL: 7, Mode.FAST: 1}
+    assert recorder.error_modes[-2:] == ["global", "thread_local"], "a restore may be running"
     made._dummy_run(4, uniform_decode=True)
     assert recorder.replayed == [Mode.FAST]
     made.capture_missed()

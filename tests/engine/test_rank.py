@@ -11,6 +11,8 @@ from dps_ray.engine.rank import Rank
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.memory.geometry import plan_geometry
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def key() -> Iterator[str]:
@@ -21,7 +23,7 @@ def key() -> Iterator[str]:
 
 
 def test_more_kv_memory_than_the_machine_has_is_one_line_with_a_remedy(key: str) -> None:
-    rank = Rank(DpsOptions(key=key), 0)
+    rank = Rank(DpsOptions(key=key), 0, CPU)
     rank.arena.add("layer", torch.zeros(1 << 20, dtype=torch.uint8))
     geometry = plan_geometry(
         kv_bytes=1 << 44, residual_bytes=1 << 20, block_bytes=1 << 20,
@@ -38,7 +40,7 @@ def test_more_kv_memory_than_the_machine_has_is_one_line_with_a_remedy(key: str)
 
 
 def test_a_backup_budget_is_obeyed_while_the_model_is_loaded(key: str) -> None:
-    rank = Rank(DpsOptions(key=key, backup_budget_bytes=16 << 20), 0)
+    rank = Rank(DpsOptions(key=key, backup_budget_bytes=16 << 20), 0, CPU)
     rank.arena.add("small", torch.zeros(1 << 20, dtype=torch.uint8))
     with pytest.raises(DpsConfigError, match="backup_budget_bytes is 16777216"):
         rank.arena.add("large", torch.zeros(16 << 20, dtype=torch.uint8))
