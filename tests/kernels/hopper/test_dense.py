@@ -87,6 +87,15 @@ def test_bf16_activations_beyond_fp16_are_scaled_exactly(bm):
     assert_near(got, x, values(weight, True), None)
 
 
+@pytest.mark.parametrize("bm", [16, 64], ids=["in the loop", "beforehand"])
+def test_full_mode_gives_the_bits_of_the_bf16_gemm(bm):
+    weight = nested((64, 512), "e4m3_row", torch.bfloat16)
+    x = normal(33, 512, dtype=torch.bfloat16, seed=1)
+    got = product(x, k16(weight, True), None, "full", Tile(bm, 32, 64, 4, 2, 1), HOPPER)
+    stock = (x.float() @ values(weight, True).float().T).to(torch.bfloat16)
+    assert (got != stock).float().mean() < 0.005  # sums in another order, next to a rounding tie
+
+
 @pytest.mark.parametrize("tokens", [1, 16, 17, 70])
 def test_linear_takes_tile_and_kernel_from_the_table(tokens):
     weight = nested((48, 512), "e4m3", torch.float16)
