@@ -18,6 +18,14 @@ def fp16_exponent(peak):
 
 
 @triton.jit
+def scale_tile(tokens):
+    """FP16 tile [tokens, columns] in a GEMM's loop, and the exponents to undo on its sums."""
+    values = tokens.to(tl.float32)
+    exponent = fp16_exponent(tl.max(tl.abs(values), axis=1))
+    return (values * power_of_two(exponent)[:, None]).to(tl.float16), exponent
+
+
+@triton.jit
 def _scale_rows(x, out, scale, K, x_stride, FP8: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dps_kernels.hopper import activations, tiles
 from dps_kernels.hopper.arch import Arch
-from dps_kernels.hopper.dense import FP8_TYPES
+from dps_kernels.hopper.dense import FP8_TYPES, SCALED_IN_LOOP
 from dps_kernels.hopper.moe_kernels import moe_gemm
 from dps_kernels.hopper.routing import Routing, sort_routes
 from dps_kernels.planes import Planes
@@ -32,7 +32,15 @@ class Plan(NamedTuple):
 def moe(
     x: Tensor, w13: Planes, w2: Planes, topk_weights: Tensor, topk_ids: Tensor, arch: Arch
 ) -> Tensor:
-    """Run tokens through ``k16`` experts whose arguments `dps_kernels.moe` has checked."""
+    """Run tokens through ``k16`` experts whose arguments `dps_kernels.moe` has checked.
+
+    Raises
+    ------
+    ValueError
+        If one weight has lower bytes and the other has none.
+    """
+    if (w13.lower is None) != (w2.lower is None):
+        raise ValueError("lower is given for one of w13 and w2: both run in the same mode on a GPU")
     if x.shape[0] == 0:
         return torch.empty_like(x)
     plan = plan_for(topk_ids.numel(), w13, arch)
@@ -112,9 +120,11 @@ def _multiply(
     routes, columns = out.shape[0], x.shape[1]
     gated = planes.upper.shape[1] == 2 * out.shape[1]
     fp8, full = kind == "fp8", kind == "full"
+    parts = 2 if arch.sm < 90 and not fp8 and tile.bm * tile.warps >= 2 * tile.bn else 1
+    scale_x = x.dtype != torch.float16 and not fp8 and parts == 1 and tile.bm <= SCALED_IN_LOOP
     if fp8:
         operand, scale = activations.to_fp8(x)
-    elif x.dtype == torch.float16:
+    elif x.dtype == torch.float16 or scale_x:
         operand, scale = x.contiguous(), None
     else:
         operand, scale = activations.to_fp16(x)
@@ -139,6 +149,7 @@ def _multiply(
         E5M2=planes.fmt == "e5m2",
         FULL=full,
         FP8=fp8,
+        SCALE_X=scale_x,
         SM=arch.sm,
         BM=tile.bm,
         BN=tile.bn,
@@ -146,7 +157,7 @@ def _multiply(
         GROUP=GROUP,
         IMPRECISE=min(PROMOTE_FP8, tile.bk) if fp8 else None,
         EVEN_K=columns % tile.bk == 0,
-        PARTS=2 if arch.sm < 90 and not fp8 and tile.bm * tile.warps >= 2 * tile.bn else 1,
+        PARTS=parts,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

@@ -8,11 +8,12 @@ route ``r`` belongs to token ``r // top_k``.
 import triton
 import triton.language as tl
 
+from dps_kernels.hopper.activations import scale_tile
 from dps_kernels.hopper.decode import unscale, weight_tile
 from dps_kernels.hopper.epilogue import power_of_two
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ROUTES"])  # or some batch sizes would compile while serving
 def moe_gemm(
     x,
     token_scale,
@@ -32,6 +33,7 @@ def moe_gemm(
     E5M2: tl.constexpr,
     FULL: tl.constexpr,
     FP8: tl.constexpr,
+    SCALE_X: tl.constexpr,
     SM: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -44,7 +46,8 @@ def moe_gemm(
     """One tile of ``out[route] = x[route // TOP_K] @ w[expert of route].T``.
 
     ``x`` [tokens, K]; ``upper`` and ``lower`` [E, rows, K / 4] int32 words of ``k16`` planes (or
-    FP8 values [E, rows, K] with ``FP8``); ``out`` [routes, N].
+    FP8 values [E, rows, K] with ``FP8``); ``out`` [routes, N]. ``SCALE_X``: ``x`` is not FP16 and
+    is scaled here, step by step, by powers of two.
 
     With ``GATED`` the weight has 2N rows, gates before ups, and ``out`` is ``silu(gate) * up``: a
     tile takes its ``BN`` rows eight gates, eight ups, eight gates, ... because a thread of a
@@ -106,6 +109,8 @@ def moe_gemm(
         lower_at = lower + w_at
     acc = tl.zeros((BN, PART), tl.float32)
     acc1 = acc
+    # Where the loop may never run, ptxas waits for every single warpgroup multiplication.
+    tl.assume(K > 0)
     for start in range(0, K, BK):
         inside_x = (start + k < K)[None, :]
         inside = (start // PER + word < K // PER)[None, :]
@@ -115,7 +120,11 @@ def moe_gemm(
         if FULL and E5M2 and not EVEN_K:
             low = tl.where(inside, low, -0x7F7F7F80)  # zero bytes are no E5M2 zero
         weights = high if FP8 else weight_tile(high, low, E5M2, FULL, SM, BN, BK)
-        acc = tl.dot(weights, tokens.T, acc, max_num_imprecise_acc=IMPRECISE)
+        if SCALE_X:
+            scaled, exponent = scale_tile(tokens)
+            acc += tl.dot(weights, scaled.T) * power_of_two(-exponent)[None, :]
+        else:
+            acc = tl.dot(weights, tokens.T, acc, max_num_imprecise_acc=IMPRECISE)
         if PARTS == 2:
             tokens1 = _load(x1_at, inside_x, EVEN_K)
             acc1 = tl.dot(weights, tokens1.T, acc1, max_num_imprecise_acc=IMPRECISE)

@@ -61,7 +61,7 @@ def sort_routes(topk_ids: Tensor, experts: int, block: int) -> Routing:
     return Routing(routes, of_block, padded, block)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])  # or some batch sizes would compile while serving
 def _sort(
     ids,
     routes,

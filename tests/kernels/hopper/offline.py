@@ -34,6 +34,8 @@ class Compiled:
         Compile-time arguments by name.
     warps, shared_bytes
         What a launch takes: warps of the block, its dynamic shared memory.
+    key
+        The same for launches that share one compilation.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -42,7 +44,7 @@ class Compiled:
         self.constants = {names[i]: v for (i, *_), v in kernel.src.constants.items()}
         self.warps: int = kernel.metadata.num_warps
         self.shared_bytes: int = kernel.metadata.shared
-        self.ptx: str = kernel.asm["ptx"]
+        self.key: str = kernel.hash
         self._cubin: bytes = kernel.asm["cubin"]
 
     @cached_property

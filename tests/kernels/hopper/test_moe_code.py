@@ -56,6 +56,8 @@ def check(kernel, sm, kind):
     assert kernel.registers <= REGISTERS
     assert kernel.shared_bytes <= SHARED[sm]
     assert kernel.integer_per_weight(tile(kernel)) <= BOUNDS[kind]
+    waits = sum(i.name == "WARPGROUP" and ".DEPBAR" in i.suffix for i in kernel.loop.body)
+    assert waits <= kernel.loop.count(("HGMMA", "QGMMA")) / 2  # the next is issued while one runs
 
 
 @pytest.mark.parametrize("tokens", [DECODE, 256, 600, PREFILL])
@@ -114,6 +116,15 @@ def test_a_gate_meets_its_up_without_leaving_the_thread():
     stores = [sum(i.name == "STSM" for i in kernel.code) for kernel in (gated, plain)]
     assert stores[0] * 2 == stores[1] > 0
     assert not any(i.name in ("STS", "SHFL") for i in gated.code)
+
+
+def test_no_number_of_tokens_needs_another_compilation():
+    """Eight routes, 16 or 24 run the same code: nothing is compiled in the middle of serving."""
+    keys = [
+        {kernel.key for kernels in launched(90, tokens, full=True).values() for kernel in kernels}
+        for tokens in (1, 2, 3)
+    ]
+    assert keys[0] == keys[1] == keys[2]
 
 
 def test_sorting_and_scaling_spill_nothing():
