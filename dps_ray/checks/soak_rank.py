@@ -13,6 +13,7 @@ import torch
 
 from dps_ray.commands import StepCommand
 from dps_ray.memory.arena import ResidualArena
+from dps_ray.memory.checksum import checksum64
 from dps_ray.memory.geometry import plan_geometry
 from dps_ray.memory.host_driver import HostDriver, HostExecutor
 from dps_ray.memory.pacing import Pacer
@@ -87,6 +88,12 @@ class FlakyLink(HostExecutor):
         if self.damage_next:
             self.damage_next = False
             destination[-1] ^= 0x10
+
+    def copy_summed(
+        self, destination: torch.Tensor, source: torch.Tensor, first_row: int
+    ) -> int | None:
+        self.copy(destination, source)
+        return checksum64(destination.numpy(), first_row)
 
 
 class SoakDriver(HostDriver):

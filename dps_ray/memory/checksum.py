@@ -11,7 +11,7 @@ the interpreter lock meanwhile.
 """
 
 import numpy as np
-from dps_kernels import row_sums
+from dps_kernels import copy_rows, row_sums
 from numpy.typing import NDArray
 
 COLUMNS = 512
@@ -62,4 +62,23 @@ def checksum64(data: NDArray[np.uint8], first_row: int = 0) -> int:
         last = np.zeros(ROW_BYTES, dtype=np.uint8)
         last[: data.size - whole] = data[whole:]
         rows = np.append(rows, last.view(np.uint64) @ _COLUMN_WEIGHTS)
+    return int(rows @ row_weights(rows.size, first_row))
+
+
+def copy_checksum64(
+    target: NDArray[np.uint8], source: NDArray[np.uint8], first_row: int = 0
+) -> int:
+    """Copy whole rows of contiguous bytes; the share of what arrived, as ``checksum64`` has it.
+
+    Parameters
+    ----------
+    target, source
+        1-D uint8, contiguous, equally long, a multiple of ``ROW_BYTES``.
+    first_row
+        Row at which the piece begins.
+    """
+    target_rows, source_rows = (
+        data.view(np.uint64).reshape(-1, COLUMNS) for data in (target, source)
+    )
+    rows = copy_rows(target_rows, source_rows, _COLUMN_WEIGHTS)
     return int(rows @ row_weights(rows.size, first_row))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dps_ray.memory.checksum import ROW_BYTES, checksum64
+from dps_ray.memory.checksum import ROW_BYTES, checksum64, copy_checksum64
 from dps_ray.memory.driver import Executor, Fence, PhysicalHandle, VirtualRange, VmmError
 from dps_ray.memory.host_memory import available_bytes
 from dps_ray.memory.mappings import Mappings
@@ -27,9 +27,6 @@ _MAP_NORESERVE = 0x4000
 _RESERVED_ONLY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
-
-_CACHED_BYTES = 512 << 10
-"""What was copied a moment ago is summed out of a core's second-level cache."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -69,11 +66,12 @@ class HostExecutor:
     def copy_summed(
         self, destination: torch.Tensor, source: torch.Tensor, first_row: int
     ) -> int | None:
-        share = 0
-        for start in range(0, source.numel(), _CACHED_BYTES):
-            piece = destination[start : start + _CACHED_BYTES]
-            self.copy(piece, source[start : start + _CACHED_BYTES])
-            share += checksum64(np.asarray(piece), first_row + start // ROW_BYTES)
+        target, origin = np.asarray(destination), np.asarray(source)
+        whole = origin.size // ROW_BYTES * ROW_BYTES
+        share = copy_checksum64(target[:whole], origin[:whole], first_row)
+        if whole < origin.size:
+            self.copy(destination[whole:], source[whole:])
+            share += checksum64(target[whole:], first_row + whole // ROW_BYTES)
         return share % (1 << 64)
 
     def checksum(self, tensor: torch.Tensor) -> int:

@@ -182,15 +182,23 @@ int64_t read_all(const Tensor& data) {
   return static_cast<int64_t>(folded.load());
 }
 
+uint64_t* rows_of(const Tensor& words, int64_t count) {
+  TORCH_CHECK(words.is_contiguous() && words.scalar_type() == at::kLong && words.numel() == count,
+              "words: ", count, " contiguous int64 are needed, not ", words.numel(), " of ",
+              words.scalar_type());
+  return reinterpret_cast<uint64_t*>(words.data_ptr<int64_t>());
+}
+
 void row_sums(const Tensor& words, const Tensor& weights, Tensor sums) {
-  const auto data = [](const Tensor& tensor) {
-    TORCH_CHECK(tensor.is_contiguous() && tensor.scalar_type() == at::kLong,
-                "row_sums: contiguous int64 is needed");
-    return reinterpret_cast<uint64_t*>(tensor.data_ptr<int64_t>());
-  };
-  TORCH_CHECK(words.numel() == sums.numel() * weights.numel(), "row_sums: ", words.numel(),
-              " words in ", sums.numel(), " rows of ", weights.numel());
-  dps::row_sums(data(words), data(weights), sums.numel(), weights.numel(), data(sums));
+  const int64_t rows = sums.numel(), columns = weights.numel();
+  dps::row_sums(rows_of(words, rows * columns), rows_of(weights, columns), rows, columns,
+                rows_of(sums, rows));
+}
+
+void copy_rows(Tensor target, const Tensor& source, const Tensor& weights, Tensor sums) {
+  const int64_t rows = sums.numel(), columns = weights.numel();
+  dps::copy_rows(rows_of(target, rows * columns), rows_of(source, rows * columns),
+                 rows_of(weights, columns), rows, columns, rows_of(sums, rows));
 }
 
 std::string isa() { return dps::kernels().name; }
@@ -207,6 +215,7 @@ TORCH_LIBRARY(dps_kernels, m) {
         "Tensor topk_ids) -> Tensor");
   m.def("read_all(Tensor data) -> int");
   m.def("row_sums(Tensor words, Tensor weights, Tensor(a!) sums) -> ()");
+  m.def("copy_rows(Tensor(a!) target, Tensor source, Tensor weights, Tensor(b!) sums) -> ()");
   m.def("isa() -> str", isa);
 }
 
@@ -217,4 +226,5 @@ TORCH_LIBRARY_IMPL(dps_kernels, CPU, m) {
   m.impl("moe", moe);
   m.impl("read_all", read_all);
   m.impl("row_sums", row_sums);
+  m.impl("copy_rows", copy_rows);
 }

@@ -124,6 +124,10 @@ uint64_t read_lines(const uint8_t* data, int64_t size);
 void row_sums(const uint64_t* words, const uint64_t* weights, int64_t rows, int64_t columns,
               uint64_t* sums);
 
+// Copies rows and sums each out of the target while it is in the cache.
+void copy_rows(uint64_t* target, const uint64_t* source, const uint64_t* weights, int64_t rows,
+               int64_t columns, uint64_t* sums);
+
 // The best set this CPU runs; DPS_KERNELS_ISA=portable|avx2|avx512|avx512_bf16|amx lowers it.
 const Kernels& kernels();
 

@@ -4,7 +4,7 @@ Compiled for the CPU with run-time dispatch (AVX2, AVX-512, portable); where the
 is missing, the same functions run in plain torch.
 """
 
-from dps_kernels.checksum import row_sums
+from dps_kernels.checksum import copy_rows, row_sums
 from dps_kernels.library import available, isa
 from dps_kernels.linear import linear, linear_16bit
 from dps_kernels.moe import moe
@@ -29,6 +29,7 @@ __all__ = [
     "Planes",
     "available",
     "check_planes",
+    "copy_rows",
     "isa",
     "linear",
     "linear_16bit",

@@ -24,9 +24,33 @@ def row_sums(words: NDArray[np.uint64], weights: NDArray[np.uint64]) -> NDArray[
     if not available() or not words.size:
         return words @ weights
     sums = np.empty(words.shape[0], dtype=np.uint64)
-    torch.ops.dps_kernels.row_sums(
-        torch.from_numpy(words.view(np.int64)),
-        torch.from_numpy(weights.view(np.int64)),
-        torch.from_numpy(sums.view(np.int64)),
-    )
+    torch.ops.dps_kernels.row_sums(*map(_signed, (words, weights, sums)))
     return sums
+
+
+def copy_rows(
+    target: NDArray[np.uint64], source: NDArray[np.uint64], weights: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Copy ``source`` and return ``target @ weights``, summed while the rows are in the cache.
+
+    Parameters
+    ----------
+    target, source
+        ``[rows, columns]``, contiguous; they do not overlap.
+    weights
+        ``[columns]``.
+
+    Returns
+    -------
+    ``[rows]`` uint64
+    """
+    if not available() or not source.size:
+        target[...] = source
+        return target @ weights
+    sums = np.empty(source.shape[0], dtype=np.uint64)
+    torch.ops.dps_kernels.copy_rows(*map(_signed, (target, source, weights, sums)))
+    return sums
+
+
+def _signed(words: NDArray[np.uint64]) -> torch.Tensor:
+    return torch.from_numpy(words.view(np.int64))

@@ -5,7 +5,7 @@ from dps_kernels import row_sums
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps_ray.memory.checksum import checksum64
+from dps_ray.memory.checksum import checksum64, copy_checksum64
 
 contents = st.binary(min_size=1, max_size=20_000).map(lambda raw: np.frombuffer(raw, np.uint8))
 
@@ -50,3 +50,10 @@ def test_shares_of_pieces_add_up_to_the_checksum_of_the_whole() -> None:
 def test_the_compiled_rows_are_numpys() -> None:
     words = np.random.default_rng(4).integers(0, 1 << 64, (7, 512), dtype=np.uint64)
     assert (row_sums(words, words[0].copy()) == words @ words[0]).all()
+
+
+def test_copied_rows_arrive_and_are_summed_as_they_arrived() -> None:
+    source = np.random.default_rng(5).integers(0, 256, 9 * 4096, dtype=np.uint8)
+    target = np.zeros_like(source)
+    assert copy_checksum64(target, source, 4) == checksum64(source, 4)
+    assert (target == source).all()

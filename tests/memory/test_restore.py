@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dps_ray.commands import RestoreTask
+from dps_ray.memory.checksum import checksum64
 from dps_ray.memory.driver import Executor, VmmError
 from dps_ray.memory.host_driver import HostDriver, HostExecutor
 from dps_ray.memory.pacing import Pacer
@@ -63,6 +64,12 @@ class SteppedExecutor(HostExecutor):
         if self.damage_next:
             self.damage_next = False
             destination[destination.numel() // 2] ^= 1
+
+    def copy_summed(
+        self, destination: torch.Tensor, source: torch.Tensor, first_row: int
+    ) -> int | None:
+        self.copy(destination, source)
+        return checksum64(destination.numpy(), first_row)
 
 
 class SteppedDriver(HostDriver):

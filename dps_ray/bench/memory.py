@@ -1,0 +1,219 @@
+"""``dps-ray bench memory``: what lending, restoring and moving memory costs on this machine."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.core.block_pool import BlockPool
+
+from dps_ray.bench.memory_rig import MemoryRig, ThrottledPacer, in_turns, memory_rig, ratio
+from dps_ray.checks.move_check import long_request_specs
+from dps_ray.checks.process import run_engines
+from dps_ray.config import DpsConfigError, DpsOptions
+from dps_ray.engine.block_pool import ElasticBlockPool
+from dps_ray.memory.host_driver import Reached
+from dps_ray.memory.pacing import Pacer
+from dps_ray.models.tiny import make_tiny
+from dps_ray.report import Report
+from dps_ray.scheduling.block_precision import BlockPrecision
+from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.policy import Pressure, SwitchLimits
+from dps_ray.scheduling.sum_manager import SumManager
+
+MIB = 1 << 20
+STEP_SIZE = 768
+"""Edge of the matrices that stand for a forward pass: a few milliseconds on one core."""
+WARM_STEPS, STEPS_PER_TURN = 60, 40
+
+Say = Callable[[str], None]
+
+
+def bench_memory(*, units: int, unit_mib: int, rounds: int, say: Say) -> Report:
+    """Measure switch, restore and pacing; every comparison is a ratio of interleaved runs.
+
+    Parameters
+    ----------
+    units, unit_mib
+        Size of the residual.
+    rounds
+        Turns of each comparison.
+    say
+        Receives a line as each part ends.
+    """
+    if min(units, unit_mib, rounds) < 1:
+        raise DpsConfigError(
+            f"units, unit-mib and rounds are {units}, {unit_mib}, {rounds}: give 1 or more"
+        )
+    report = Report("bench memory", {"units": units, "unit_mib": unit_mib})
+    options = DpsOptions()
+    shape = {
+        "unit_bytes": unit_mib * MIB,
+        "units": units,
+        "chunk_bytes": options.restore_chunk_bytes,
+    }
+
+    def rig(binding: Any, pacer: Pacer, verify: bool = True) -> Any:
+        return memory_rig(binding=binding, pacer=pacer, verify=verify, **shape)
+
+    def default_pacer() -> Pacer:
+        return Pacer(
+            max_inflation=options.restore_max_inflation,
+            floor_bytes_per_s=options.restore_floor_bytes_per_s,
+        )
+
+    with (
+        rig("fixed", default_pacer()) as fixed,
+        rig("fixed", default_pacer(), verify=False) as unverified,
+        rig("any", default_pacer()) as moved,
+        rig("fixed", ThrottledPacer()) as paper,
+    ):
+        _switch(report, fixed, rounds, say)
+        taken = in_turns(
+            rounds,
+            memcpy=fixed.plain_copy,
+            fixed=fixed.restore_all,
+            unverified=unverified.restore_all,
+            any=lambda: moved.restore_all(shift=1),
+            paper=paper.restore_all,
+        )
+        _restore(report, fixed.residual_bytes, taken, say)
+        _under_load(report, fixed, rounds, say)
+    return report
+
+
+def _switch(report: Report, rig: MemoryRig, rounds: int, say: Say) -> None:
+    """An allocation that takes a lend, and the step's orders, beside one that takes none."""
+    geometry = rig.region.geometry
+    lend_s: list[float] = []
+    plain_s: list[float] = []
+    zero_s: list[float] = []
+    calls = rig.driver.calls
+    for _ in range(max(rounds, 20)):
+        plain = BlockPool(geometry.num_blocks, enable_caching=True, hash_block_size=16)
+        pool = ElasticBlockPool.make_elastic(plain, geometry.base_blocks, geometry.blocks_per_unit)
+        pool.precision = BlockPrecision()
+        pool.manager = manager = SumManager(
+            UnitLedger(geometry.num_units, geometry.blocks_per_unit),
+            SwitchLimits(1.0, 0.6, 0.0, 0.0), pool, clock=time.monotonic,
+        )  # fmt: skip
+        pool.get_new_blocks(pool.free_base_blocks - 1)
+        for seconds in (plain_s, lend_s):
+            began_s = time.perf_counter()
+            pool.get_new_blocks(1)
+            command = manager.plan_step(Pressure(pool.live_blocks, geometry.base_blocks))
+            seconds.append(time.perf_counter() - began_s)
+        began_s = time.perf_counter()
+        rig.manager.apply(command, Reached())
+        zero_s.append(time.perf_counter() - began_s)
+    rig.restore_all()
+    added_s = float(np.median(np.array(lend_s) - np.array(plain_s)))
+    zeroing_s = float(np.median(zero_s))
+    report.figures["switch"] = {
+        "driver_calls": rig.driver.calls - calls,
+        "added_scheduling_us": added_s * 1e6,
+        "zeroing_one_unit_us": zeroing_s * 1e6,
+        "added_step_ms": (added_s + zeroing_s) * 1e3,
+        "count": len(lend_s),
+    }
+    report.check("the switch to fast makes no driver call", rig.driver.calls == calls)
+    report.check("the switch to fast adds less than 1 ms to a step", added_s + zeroing_s < 1e-3)
+    say(
+        f"switch to fast: {added_s * 1e6:.0f} us of scheduling, {zeroing_s * 1e6:.0f} us to zero "
+        f"a unit of {geometry.unit_bytes / MIB:.0f} MiB, {rig.driver.calls - calls} driver calls"
+    )
+
+
+def _restore(report: Report, nbytes: int, taken: dict[str, list[float]], say: Say) -> None:
+    share = ratio(taken["memcpy"], taken["fixed"])
+    figures = {
+        "share_of_memcpy": share,
+        "share_of_memcpy_unverified": ratio(taken["memcpy"], taken["unverified"]),
+        "any_over_fixed": ratio(taken["any"], taken["fixed"]),
+        "paper_rule_over_ours": ratio(taken["paper"], taken["fixed"]),
+        "gb_per_s": {name: nbytes / float(np.median(s)) / 1e9 for name, s in taken.items()},
+    }
+    report.figures["restore"] = figures
+    report.check("an idle restore reaches 80% of memcpy", share["median"] >= 0.8)
+    report.check(
+        "full mode is back sooner than by the paper's throttled chunks",
+        figures["paper_rule_over_ours"]["median"] > 1.0,
+    )
+    for name in ("share_of_memcpy", "share_of_memcpy_unverified", "any_over_fixed",
+                 "paper_rule_over_ours"):  # fmt: skip
+        say(f"restore: {name.replace('_', ' ')} {_text(figures[name])}")
+
+
+def _under_load(report: Report, rig: MemoryRig, rounds: int, say: Say) -> None:
+    """Steps of a constant size, by turns with and without a restore beside them."""
+    left, right = torch.randn(STEP_SIZE, STEP_SIZE), torch.randn(STEP_SIZE, STEP_SIZE)
+    rows: dict[bool, list[float]] = {False: [], True: []}
+
+    def step() -> float:
+        began_s = time.perf_counter()
+        torch.mm(torch.mm(left, right), right)
+        taken_s = time.perf_counter() - began_s
+        rig.manager.note_step(taken_s, load=1)
+        return taken_s
+
+    for _ in range(WARM_STEPS):
+        step()
+    copied_bytes = busy_s = 0.0
+    for _ in range(max(rounds, 10)):
+        rows[False] += [step() for _ in range(STEPS_PER_TURN)]
+        rig.lend_all()
+        before, began_s = rig.manager.counters().bytes, time.perf_counter()
+        rig.order_restore()
+        turn: list[float] = []
+        while not rig.manager.wait_idle(0.0) and len(turn) < STEPS_PER_TURN:
+            turn.append(step())
+        copied_bytes += rig.manager.counters().bytes - before
+        busy_s += time.perf_counter() - began_s
+        rows[True] += turn
+        rig.manager.wait_idle()
+    p99 = {on: float(np.percentile(seconds, 99)) for on, seconds in rows.items()}
+    p50 = {on: float(np.percentile(seconds, 50)) for on, seconds in rows.items()}
+    report.figures["under_load"] = {
+        "p99_inflation": p99[True] / p99[False] - 1.0,
+        "p50_inflation": p50[True] / p50[False] - 1.0,
+        "steps": {"alone": len(rows[False]), "restoring": len(rows[True])},
+        "step_ms": {"alone": p50[False] * 1e3, "restoring": p50[True] * 1e3},
+        "gb_per_s": copied_bytes / busy_s / 1e9,
+    }
+    report.check(
+        "p99 of step times grows by at most 5% during a restore", p99[True] <= 1.05 * p99[False]
+    )
+    say(
+        f"under load: step time {p50[True] / p50[False] - 1:+.1%} median, "
+        f"{p99[True] / p99[False] - 1:+.1%} p99 over {len(rows[True])} steps, "
+        f"restoring at {copied_bytes / busy_s / 1e9:.2f} GB/s"
+    )
+
+
+def bench_compaction(report: Report, root: Path, say: Say) -> None:
+    """One request of 1,000 tokens in lent memory on a real engine, with and without compaction."""
+    on, off = run_engines(long_request_specs(make_tiny("qwen3", root)))
+    report.figures["compaction"] = {
+        name: {
+            "steps": run["steps"],
+            "fast_steps": run["fast_steps"],
+            "fast_seconds": run["fast_seconds"],
+            "blocks_moved": run["blocks_moved"],
+        }
+        for name, run in (("on", on), ("off", off))
+    }
+    report.check("compaction shortens the stay in fast mode", on["fast_steps"] < off["fast_steps"])
+    say(
+        f"one long request after a burst: {on['fast_steps']} of {on['steps']} steps in fast mode "
+        f"with compaction ({on['blocks_moved']} blocks moved), {off['fast_steps']} of "
+        f"{off['steps']} without"
+    )
+
+
+def _text(figure: dict[str, float]) -> str:
+    return (
+        f"{figure['median']:.2f} ({figure['q25']:.2f} to {figure['q75']:.2f}, "
+        f"{figure['count']} rounds)"
+    )

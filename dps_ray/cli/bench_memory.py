@@ -1,0 +1,40 @@
+"""``dps-ray bench memory``: cost of lending, restoring and moving memory."""
+
+import argparse
+from pathlib import Path
+
+from dps_ray.cli.output import add_json_flag, finish, say
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``bench memory``."""
+    command.add_argument(
+        "--units", type=int, default=16, help="units of the residual (default: 16)"
+    )
+    command.add_argument("--unit-mib", type=int, default=8, help="size of a unit, MiB (default: 8)")
+    command.add_argument(
+        "--rounds", type=int, default=15, help="turns of each comparison (default: 15)"
+    )
+    command.add_argument(
+        "--no-engine", action="store_true", help="leave out the long request on a real engine"
+    )
+    command.add_argument(
+        "--root", type=Path, default=None, help="folder of the tiny model (default: the cache)"
+    )
+    add_json_flag(command)
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; exit status 0 only when every target is met."""
+    # vLLM takes seconds to import, and the other benchmarks do without it.
+    from dps_ray.bench.memory import bench_compaction, bench_memory
+    from dps_ray.models.cache import cache_root
+
+    def tell(text: str) -> None:
+        say(args, text)
+
+    report = bench_memory(units=args.units, unit_mib=args.unit_mib, rounds=args.rounds, say=tell)
+    if not args.no_engine:
+        bench_compaction(report, args.root or cache_root(), tell)
+    return finish(args, report)
