@@ -8,7 +8,7 @@ activations) and, with ``FP8``, the FP8 ones.
 import triton
 import triton.language as tl
 
-from dps_kernels.hopper.activations import fp16_exponent
+from dps_kernels.hopper.activations import scale_tile
 from dps_kernels.hopper.decode import weight_tile
 from dps_kernels.hopper.epilogue import finish, power_of_two, store
 
@@ -107,9 +107,7 @@ def gemm(
                 low = tl.where((k // PER + word < K // PER)[None, :], low, LOWER_ZERO_E5M2)
             weights = weight_tile(high, low, E5M2, FULL, SM, BN, BK)
             if SCALE_X:
-                values = tokens.to(tl.float32)
-                exponent = fp16_exponent(tl.max(tl.abs(values), axis=1))
-                scaled = (values * power_of_two(exponent)[:, None]).to(tl.float16)
+                scaled, exponent = scale_tile(tokens)
                 acc += tl.dot(weights, scaled.T) * power_of_two(-exponent)[None, :]
             else:
                 acc = tl.dot(weights, tokens.T, acc)
