@@ -21,9 +21,10 @@ class Unit {
   ~Unit() { _tile_release(); }
 
   // Adds the products of `steps` steps from column k on to sums[tokens][32], or begins them at k 0.
+  // Meanwhile `blocks` of the next chunk's blocks are decoded with every step and two tiles.
   template <typename Ahead>
   void multiply(const uint16_t* x, int64_t tokens, int64_t columns, int64_t k, int64_t steps,
-                const uint16_t* weights, int64_t lines, Ahead& ahead, float* sums) {
+                const uint16_t* weights, int64_t blocks, Ahead& ahead, float* sums) {
     fence();  // the compiler does not know that tile loads read what was decoded
     for (int64_t token = 0; token < tokens; token += 2 * kTileTokens) {
       const int64_t rest = tokens - token;
@@ -34,9 +35,9 @@ class Unit {
       float* out = sums + token * kPanelRows;
       if (r1) {
         const uint16_t* x1 = x + (token + kTileTokens) * columns + k * r1;
-        pair_of_tiles(x0, x1, r0, r1, steps, weights, lines, ahead, out, k == 0);
+        pair_of_tiles(x0, x1, r0, r1, steps, weights, blocks, ahead, out, k == 0);
       } else {
-        one_tile(x0, r0, steps, weights, lines, ahead, out, k == 0);
+        one_tile(x0, r0, steps, weights, blocks, ahead, out, k == 0);
       }
     }
     fence();
@@ -61,7 +62,7 @@ class Unit {
 
   template <typename Ahead>
   static void one_tile(const uint16_t* x, int64_t height, int64_t steps, const uint16_t* weights,
-                       int64_t lines, Ahead& ahead, float* out, bool begin) {
+                       int64_t blocks, Ahead& ahead, float* out, bool begin) {
     constexpr int64_t row = kPanelRows * sizeof(float);
     if (begin) {
       _tile_zero(0);
@@ -74,7 +75,7 @@ class Unit {
       _tile_loadd(4, x, 64);
       _tile_loadd(6, weights, 64);
       _tile_loadd(7, weights + 512, 64);
-      ahead.fetch(lines);
+      ahead.work(blocks);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
     }
@@ -84,7 +85,7 @@ class Unit {
 
   template <typename Ahead>
   static void pair_of_tiles(const uint16_t* x0, const uint16_t* x1, int64_t h0, int64_t h1,
-                            int64_t steps, const uint16_t* weights, int64_t lines, Ahead& ahead,
+                            int64_t steps, const uint16_t* weights, int64_t blocks, Ahead& ahead,
                             float* out, bool begin) {
     constexpr int64_t row = kPanelRows * sizeof(float);
     float* out1 = out + kTileTokens * kPanelRows;
@@ -106,7 +107,7 @@ class Unit {
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, x1, 64);
-      ahead.fetch(lines);
+      ahead.work(blocks);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
       x0 += h0 * kStep;

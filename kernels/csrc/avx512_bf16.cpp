@@ -9,9 +9,10 @@ namespace {
 class Unit {
  public:
   // Adds the products of `steps` steps from column k on to sums[tokens][32], or begins them at k 0.
+  // Meanwhile `blocks` of the next chunk's blocks are decoded with every step and two tiles.
   template <typename Ahead>
   void multiply(const uint16_t* x, int64_t tokens, int64_t columns, int64_t k, int64_t steps,
-                const uint16_t* weights, int64_t lines, Ahead& ahead, float* sums) {
+                const uint16_t* weights, int64_t blocks, Ahead& ahead, float* sums) {
     for (int64_t tile = 0; tile < tokens; tile += kTileTokens) {
       const int64_t height = smaller(tokens - tile, kTileTokens);
       const uint16_t* from = x + tile * columns + k * height;
@@ -31,7 +32,7 @@ class Unit {
         case 7: tokens_of_tile<7>(from, height, steps, weights, out, k); break;
         default: break;
       }
-      ahead.fetch(lines * steps);
+      ahead.work(blocks * steps);
     }
   }
 

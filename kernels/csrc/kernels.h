@@ -79,7 +79,7 @@ struct PackedGemm {
 };
 
 constexpr int64_t packed_scratch(int64_t tokens) {
-  return kChunkColumns * kPanelRows / 2 +
+  return kChunkColumns * kPanelRows +  // two chunks of 16-bit weights
          kBlockPanels * kPanelRows * (tokens < kBlockTokens ? tokens : kBlockTokens);
 }
 

@@ -2,8 +2,8 @@
 // instructions that multiply. Internal linkage throughout, see scalar.h.
 //
 // A chunk of one panel (32 rows) is decoded into the L1 cache and multiplied with all tokens, up to
-// kBlockTokens of them, before the next one. Sums are float32 and stay in memory between chunks. Each
-// is made of the same operations in the same order whatever the number of tokens.
+// kBlockTokens of them. Sums are float32 and stay in memory between chunks. Each is made of the same
+// operations in the same order whatever the number of tokens.
 #pragma once
 #include "vbmi.h"
 
@@ -17,93 +17,101 @@ constexpr int64_t kFewColumns = 64, kManyColumns = kChunkColumns;
 constexpr int64_t kFewPanels = 4;
 constexpr int64_t kFastLead = 1792;  // bytes ahead in a single plane
 
-// Fetches the chunk that comes next, a few lines at a time, while this one is decoded and used.
-struct Ahead {
-  const uint8_t* upper;
-  const uint8_t* lower;
-  const uint8_t* end;
-
-  void fetch(int64_t lines) {
-    for (; lines > 0 && upper < end; --lines) {
-      _mm_prefetch(upper, _MM_HINT_T0);
-      upper += 64;
-      if (!lower) continue;
-      _mm_prefetch(lower, _MM_HINT_T0);
-      lower += 64;
-    }
-  }
-};
-
-// Lines of the next chunk fetched in each of a chunk's steps, in proportion to the time they take.
-struct Pace {
-  int64_t decoding = 0;
-  int64_t multiplying = 0;
-
-  Pace() = default;
-  explicit Pace(int64_t tokens) {
-    const int64_t blocks = (tokens + 2 * kTileTokens - 1) / (2 * kTileTokens);
-    multiplying = larger(1, 1024 / (96 + 64 * blocks));
-    decoding = larger(0, kStep / 2 - blocks * multiplying);
-  }
-};
-
-// Fetches `lead` bytes ahead of what it decodes, if that is not zero.
+// Decodes a chunk block by block (two columns of 32 rows) and fetches the one that follows. With
+// many tokens it does so between the products of the chunk before: tiles and vectors work at once.
 template <Codec C>
-void decode_chunk(const Decoder<C> decoder, const uint8_t* upper, const uint8_t* lower,
-                  int64_t steps, int64_t lead, int64_t lines, Ahead& ahead, uint16_t* out) {
-  for (int64_t step = 0; step < steps; ++step, out += kStep * kPanelRows) {
-    for (int64_t pair = 0; pair < kStep / 2; ++pair) {
-      if (lead) {
-        _mm_prefetch(upper + lead, _MM_HINT_T0);
-        if (is_full(C)) _mm_prefetch(lower + lead, _MM_HINT_T0);
-      }
-      decoder(upper, lower, out + 32 * pair, out + 512 + 32 * pair);
-      upper += 64;
-      if (is_full(C)) lower += 64;
+class Ahead {
+ public:
+  Ahead(const Decoder<C>& decoder, const PackedGemm& g, int64_t at, int64_t next, int64_t steps,
+        uint16_t* out)
+      : decoder_(decoder),
+        upper_(g.w.upper + at),
+        lower_(is_full(C) ? g.w.lower + at : nullptr),
+        lead_(next - at),
+        left_(steps * kStep / 2),
+        out_(out) {}
+
+  void work(int64_t blocks) {
+    for (blocks = smaller(blocks, left_); blocks > 0; --blocks, --left_) {
+      _mm_prefetch(upper_ + lead_, _MM_HINT_T0);
+      if (is_full(C)) _mm_prefetch(lower_ + lead_, _MM_HINT_T0);
+      decoder_(upper_, lower_, out_ + 32 * pair_, out_ + 512 + 32 * pair_);
+      upper_ += 64;
+      if (is_full(C)) lower_ += 64;
+      if (++pair_ < kStep / 2) continue;
+      pair_ = 0;
+      out_ += kStep * kPanelRows;
     }
-    ahead.fetch(lines);
   }
-}
+
+ private:
+  const Decoder<C> decoder_;
+  const uint8_t* upper_;
+  const uint8_t* lower_;
+  int64_t lead_, left_, pair_ = 0;
+  uint16_t* out_;
+};
 
 // sums[panel - first][token][32] of the tokens from `begin` on.
 template <Codec C>
-void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin, int64_t tokens,
-                uint16_t* weights, float* sums) {
+void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin,
+                int64_t tokens, uint16_t* weights, float* sums) {
   const Decoder<C> decoder;
   const int64_t columns = g.w.columns, panel = kPanelRows * columns;
   const bool few = tokens <= kFewTokens;
   const int64_t chunk = few ? kFewColumns : kManyColumns;
   const int64_t group = few ? kFewPanels : last - first;
-  const Pace pace = few ? Pace{} : Pace(tokens);
-  for (int64_t from = first; from < last; from += group) {
-    const int64_t to = smaller(from + group, last);
-    for (int64_t k = 0; k < columns; k += chunk) {
-      const int64_t width = smaller(chunk, columns - k);
-      for (int64_t p = from; p < to; ++p) {
-        const int64_t at = p * panel + k * kPanelRows;
-        // What follows: the same columns of the next panel, else the next ones, else other panels.
-        const int64_t next = p + 1 < to            ? at + panel
-                             : k + chunk < columns ? from * panel + (k + chunk) * kPanelRows
-                                                   : to * panel;
-        const int64_t lead = !few ? 0 : is_full(C) ? next - at : kFastLead;
-        Ahead ahead{g.w.upper + next, is_full(C) ? g.w.lower + next : nullptr,
-                    g.w.upper + next + width * kPanelRows};
-        decode_chunk<C>(decoder, g.w.upper + at, is_full(C) ? g.w.lower + at : nullptr,
-                        width / kStep, lead, pace.decoding, ahead, weights);
-        unit.multiply(g.x + begin * columns, tokens, columns, k, width / kStep, weights,
-                      pace.multiplying, ahead, sums + (p - first) * tokens * kPanelRows);
-      }
-    }
+  const int64_t blocks = (tokens + 2 * kTileTokens - 1) / (2 * kTileTokens);
+  const int64_t share = few ? 0 : (kStep / 2 + blocks - 1) / blocks;
+  struct Place {
+    int64_t from, k, p;
+  };
+  const auto to = [&](const Place& c) { return smaller(c.from + group, last); };
+  // The same columns of the next panel, else the next ones, else other panels.
+  const auto after = [&](Place c) {
+    if (++c.p < to(c)) return c;
+    c.p = c.from;
+    if ((c.k += chunk) < columns) return c;
+    return Place{to(c), 0, to(c)};
+  };
+  const auto address = [&](const Place& c) { return c.p * panel + c.k * kPanelRows; };
+  const auto steps = [&](const Place& c) {
+    return c.p < last ? smaller(chunk, columns - c.k) / kStep : 0;
+  };
+  const auto ahead_of = [&](const Place& c, uint16_t* out) {
+    const int64_t at = address(c);
+    const int64_t next = few && !is_full(C) ? at + kFastLead : address(after(c));
+    return Ahead<C>(decoder, g, at, next, steps(c), out);
+  };
+  uint16_t* now = weights;
+  uint16_t* then = weights + kChunkColumns * kPanelRows;
+  Place c{first, 0, first};
+  if (!few) ahead_of(c, now).work(kChunkColumns);
+  while (c.p < last) {
+    if (few) ahead_of(c, now).work(kChunkColumns);
+    const Place next = after(c);
+    Ahead<C> ahead = ahead_of(next, then);
+    unit.multiply(g.x + begin * columns, tokens, columns, c.k, steps(c), now, share, ahead,
+                  sums + (c.p - first) * tokens * kPanelRows);
+    c = next;
+    if (few) continue;
+    ahead.work(kChunkColumns);
+    uint16_t* const used = now;
+    now = then;
+    then = used;
   }
 }
 
-void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin, int64_t tokens,
-                uint16_t* weights, float* sums) {
+void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin,
+                int64_t tokens, uint16_t* weights, float* sums) {
+  const auto run = [&]<Codec C>() {
+    accumulate<C>(unit, g, first, last, begin, tokens, weights, sums);
+  };
   switch (g.w.codec) {
-    case Codec::E4m3Full: return accumulate<Codec::E4m3Full>(unit, g, first, last, begin, tokens, weights, sums);
-    case Codec::E4m3Fast: return accumulate<Codec::E4m3Fast>(unit, g, first, last, begin, tokens, weights, sums);
-    case Codec::E5m2Full: return accumulate<Codec::E5m2Full>(unit, g, first, last, begin, tokens, weights, sums);
-    case Codec::E5m2Fast: return accumulate<Codec::E5m2Fast>(unit, g, first, last, begin, tokens, weights, sums);
+    case Codec::E4m3Full: return run.template operator()<Codec::E4m3Full>();
+    case Codec::E4m3Fast: return run.template operator()<Codec::E4m3Fast>();
+    case Codec::E5m2Full: return run.template operator()<Codec::E5m2Full>();
+    case Codec::E5m2Fast: return run.template operator()<Codec::E5m2Fast>();
     default: return;  // ordinary 16-bit weights are not packed
   }
 }
@@ -166,7 +174,7 @@ void token_blocks(int64_t tokens, Use use) {
 
 void packed_gemm(const PackedGemm& g, int64_t first, int64_t last, float* scratch) {
   auto* weights = reinterpret_cast<uint16_t*>(scratch);
-  float* sums = scratch + kChunkColumns * kPanelRows / 2;
+  float* sums = scratch + kChunkColumns * kPanelRows;
   Unit unit;
   token_blocks(g.tokens, [&](int64_t begin, int64_t tokens) {
     for (int64_t panel = first; panel < last; panel += kBlockPanels) {
@@ -197,7 +205,7 @@ void packed_gemm(const PackedGemm& g, int64_t first, int64_t last, float* scratc
 
 void packed_gate(const PackedGemm& g, int64_t rows, int64_t first, int64_t last, float* scratch) {
   auto* weights = reinterpret_cast<uint16_t*>(scratch);
-  float* sums = scratch + kChunkColumns * kPanelRows / 2;
+  float* sums = scratch + kChunkColumns * kPanelRows;
   const int64_t half = rows / kPanelRows / 2;
   Unit unit;
   token_blocks(g.tokens, [&](int64_t begin, int64_t tokens) {
