@@ -8,6 +8,8 @@ _BASELINE_WEIGHT = 0.2
 _INFLATION_WEIGHT = 0.3
 _SLOWEST_CUT = 0.5
 _FASTEST_RISE = 1.25
+_PIECES_PER_CHUNK = 8
+_PIECE_UNIT_BYTES = 64 << 10
 
 
 class Pacer:
@@ -96,6 +98,17 @@ class Pacer:
             if delay_s > 0:
                 self._last_chunk = None
             return delay_s
+
+    def piece_bytes(self, chunk_bytes: int) -> int:
+        """Bytes to copy at once: a chunk, or a small part of one while the rate is held down.
+
+        At a given rate, small pieces stretch every step a little; whole chunks would stretch a few
+        steps by a lot, which is what the slowest percentile shows.
+        """
+        with self._lock:
+            paced = self._rate is not None and self._clock() < self._busy_until
+        piece_bytes = chunk_bytes // _PIECES_PER_CHUNK // _PIECE_UNIT_BYTES * _PIECE_UNIT_BYTES
+        return piece_bytes if paced and piece_bytes else chunk_bytes
 
     def _measure_link(self, now: float, chunk_bytes: int) -> None:
         if self._last_chunk is not None:

@@ -217,8 +217,10 @@ class RestoreWorker:
         # Shares are sums over whole rows.
         sum_now = self._verify and self._chunk_bytes % ROW_BYTES == 0
         shares: list[int | None] = []
-        for start in range(0, source.numel(), self._chunk_bytes):
-            chunk = slice(start, min(start + self._chunk_bytes, source.numel()))
+        copied = 0
+        while copied < source.numel():
+            size = self._pacer.piece_bytes(self._chunk_bytes)
+            chunk = slice(copied, min(copied + size, source.numel()))
             delay_s = self._pacer.next_delay_s(chunk.stop - chunk.start)
             self._land(in_flight, 0 if delay_s > 0 else CHUNKS_IN_FLIGHT - 1)
             self._pause(delay_s)
@@ -233,6 +235,7 @@ class RestoreWorker:
             in_flight.append(self._issued)
             busy_s = time.monotonic() - began_s
             self._count_locked(bytes=chunk.stop - chunk.start, busy_seconds=busy_s)
+            copied = chunk.stop
         self._land(in_flight, 0)
         known = [share for share in shares if share is not None]
         whole = sum_now and len(known) == len(shares)

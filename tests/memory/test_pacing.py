@@ -142,3 +142,16 @@ def test_cancelled_waits_do_not_add_up() -> None:
     assert rate is not None
     for _ in range(100):
         assert busy.pacer.next_delay_s(CHUNK_BYTES) <= CHUNK_BYTES / rate * 1.001
+
+
+def test_a_paced_restore_copies_small_pieces_and_an_idle_one_whole_chunks() -> None:
+    busy = replica()
+    assert busy.pacer.piece_bytes(CHUNK_BYTES) == CHUNK_BYTES
+    for _ in range(20):
+        busy.step(restoring=False)
+    for _ in range(50):
+        busy.step(restoring=True)
+    assert busy.pacer.piece_bytes(CHUNK_BYTES) == CHUNK_BYTES // 8
+    assert busy.pacer.piece_bytes(4096) == 4096, "too small to be split"
+    busy.clock[0] += 2.0
+    assert busy.pacer.piece_bytes(CHUNK_BYTES) == CHUNK_BYTES
