@@ -25,7 +25,7 @@ import vllm._custom_ops as ops
 import dps_ray.engine.quantization as quantization
 
 
-def topk_softmax(weights, ids, _, logits, renormalize=False, *__):
+def topk_softmax(weights, ids, _, logits, renormalize=False, *__, **___):
     found, chosen = torch.softmax(logits.float(), -1).topk(ids.shape[1], -1)
     weights.copy_(found / found.sum(-1, keepdim=True) if renormalize else found)
     ids.copy_(chosen)
