@@ -9,18 +9,21 @@ counts as restored.
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Self
 
 import numpy as np
-from vllm import SamplingParams
-from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher, init_none_hash
-from vllm.v1.request import Request
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from dps_ray.checks.soak_rank import SoakError, SoakRank
+from dps_ray.checks.soak_requests import (
+    BLOCK_TOKENS,
+    TOPICS,
+    SoakRequest,
+    prefix_of,
+    tag_of,
+)
 from dps_ray.checks.soak_rules import Rules
 from dps_ray.commands import BlockMove
 from dps_ray.engine.block_pool import ElasticBlockPool
@@ -33,23 +36,12 @@ from dps_ray.scheduling.retry import RetryLimits
 from dps_ray.scheduling.states import UnitState
 
 RANKS = 2
-TOPICS, LONGEST_PREFIX = 3, 6
-"""Prompts of a topic begin alike, so that they share cached blocks."""
-BLOCK_TOKENS = 2
 DWELL_S = 0.3
 MAX_TRANSFERS = 2
 MAX_MOVES = 3
 """A unit is emptied over several steps."""
 
-
-@dataclass
-class SoakRequest:
-    """Blocks of one request: a prefix that is shared and never rewritten, then its own."""
-
-    blocks: list[KVCacheBlock]
-    prefix: int
-    scheduled: bool = False
-    """Part of a step that was planned; only then can it finish."""
+_numbers = count()
 
 
 class Soak:
@@ -103,7 +95,7 @@ class Soak:
         self._fresh: dict[int, int] = {}
         """What the next step will write: blocks given out since the latest one, and the word."""
         self._tags = count(1)
-        self._prefixes = [_prefix(topic) for topic in range(TOPICS)]
+        self._prefixes = [prefix_of(topic) for topic in range(TOPICS)]
 
     # --- the manager's view of the pool ----------------------------------------------------------
 
@@ -136,7 +128,7 @@ class Soak:
             found = self.pool.get_cached_block(block_hash, [0])
             if not found:
                 break
-            self._must_hold(found[0].block_id, _tag_of(block_hash))
+            self._must_hold(found[0].block_id, tag_of(block_hash))
             hits += found
         wanted = length - len(hits) + room
         reserved = sum(block.ref_cnt == 0 for block in hits)
@@ -145,7 +137,7 @@ class Soak:
         self.pool.touch(hits)
         blocks = hits + self._take(wanted)
         for block, block_hash in zip(blocks[len(hits) :], hashes[len(hits) :], strict=False):
-            self._fresh[block.block_id] = _tag_of(block_hash)
+            self._fresh[block.block_id] = tag_of(block_hash)
         self.pool.cache_full_blocks(request, blocks, len(hits), length, BLOCK_TOKENS, 0)
         self.requests.append(SoakRequest(blocks, length))
         self.counts["prefix blocks hit"] += len(hits)
@@ -319,18 +311,3 @@ class Soak:
     def _blocks_of(self, unit: int) -> np.ndarray:
         start = self.base_blocks + unit * self.blocks_per_unit
         return np.arange(start, start + self.blocks_per_unit)
-
-
-init_none_hash(sha256)
-_hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
-_numbers = count()
-
-
-def _prefix(topic: int) -> Request:
-    tokens = [topic] * (LONGEST_PREFIX * BLOCK_TOKENS)
-    return Request(f"topic-{topic}", tokens, SamplingParams(), None, block_hasher=_hasher)
-
-
-def _tag_of(block_hash: bytes) -> int:
-    """Content of a cached block; the top bit keeps it apart from all counted tags."""
-    return int.from_bytes(block_hash[:8], "little") | 1 << 63

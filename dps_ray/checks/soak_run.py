@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from dps_ray.checks.soak import DWELL_S, LONGEST_PREFIX, RANKS, TOPICS, Soak
+from dps_ray.checks.soak import DWELL_S, RANKS, Soak
+from dps_ray.checks.soak_requests import LONGEST_PREFIX, TOPICS
 from dps_ray.checks.soak_rules import Rules
 from dps_ray.memory.region import Binding
 from dps_ray.modes import Pin

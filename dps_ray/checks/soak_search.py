@@ -10,7 +10,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dps_ray.checks.soak import DWELL_S, LONGEST_PREFIX, RANKS, TOPICS, Soak
+from dps_ray.checks.soak import DWELL_S, RANKS, Soak
+from dps_ray.checks.soak_requests import LONGEST_PREFIX, TOPICS
 from dps_ray.checks.soak_rules import Rules
 from dps_ray.memory.region import Binding
 from dps_ray.modes import Pin
