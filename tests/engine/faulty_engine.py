@@ -30,21 +30,25 @@ class Breaker:
 
     def __init__(self) -> None:
         self.fault, self.left = "", 0
-        copy, unmap = HostExecutor.copy, HostDriver.map
+        copy_summed, map_handle = HostExecutor.copy_summed, HostDriver.map
 
-        def broken_copy(executor: Any, destination: torch.Tensor, source: torch.Tensor) -> None:
+        def broken_copy(
+            executor: Any, destination: torch.Tensor, source: torch.Tensor, first_row: int
+        ) -> int | None:
             if self.hits("copy refused"):
                 raise VmmError("copy", f"{source.numel()} bytes", "injected: link down")
-            copy(executor, destination, source)
             if self.hits("copy damaged"):
-                destination[-1] ^= 1
+                source = source.clone()
+                source[-1] ^= 1
+            return copy_summed(executor, destination, source, first_row)
 
         def broken_map(driver: Any, address: int, handle: Any) -> None:
             if self.hits("map refused"):
                 raise VmmError("map", f"{handle.nbytes} bytes", "injected: no map")
-            unmap(driver, address, handle)
+            map_handle(driver, address, handle)
 
-        HostExecutor.copy, HostDriver.map = broken_copy, broken_map  # type: ignore[method-assign]
+        HostExecutor.copy_summed = broken_copy  # type: ignore[method-assign]
+        HostDriver.map = broken_map  # type: ignore[method-assign]
 
     def hits(self, fault: str) -> bool:
         if self.fault != fault or not self.left:

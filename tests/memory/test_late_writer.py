@@ -40,6 +40,7 @@ class Played:
         self.rig = build(driver=engine.driver)
         self.rig.region.upload_all()
         self.results: list[RestoreResult] = []
+        self.writers: list[Writer] = []
         self.manager = MemoryManager(
             self.rig.region,
             pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=1e9),
@@ -63,6 +64,8 @@ class Played:
         return torch.equal(region.segment_view(UNIT), region.backup.segment(UNIT))
 
     def close(self) -> None:
+        for writer in self.writers:
+            writer.wait()
         self.manager.close()
         self.engine.close()
 
@@ -96,6 +99,7 @@ def late_step(played: Played) -> Fence:
         return played.engine.driver.compute.mark()
     writer = Writer(played.write_kv, delay_s=0.05)
     writer.start()
+    played.writers.append(writer)
     return writer
 
 
