@@ -27,6 +27,21 @@ def planes_now(
     return Planes(upper, lower if full else None, fmt, row_shift, layout)
 
 
+class FusedLinear:
+    """A split layer outside of ``torch.compile``: the planes of both modes, made once.
+
+    Passing every byte plane through the opaque operation takes as long as a small layer's product.
+    """
+
+    def __init__(self, full: Planes) -> None:
+        self._full = full
+        self._fast = full._replace(lower=None)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        full = ranks.current().mode is Mode.FULL
+        return dps_kernels.linear(x, self._full if full else self._fast, bias)
+
+
 def _dps_linear(
     x: torch.Tensor,
     upper: torch.Tensor,

@@ -21,7 +21,7 @@ from vllm.platforms import current_platform
 
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.kept_whole import reason_to_keep
-from dps_ray.engine.ops import register_ops
+from dps_ray.engine.ops import FusedLinear, register_ops
 from dps_ray.engine.split_weight import encode_weight, place, place_fused, report_whole
 from dps_ray.engine.stock_gemm import is_plain_torch
 
@@ -83,6 +83,7 @@ class DpsLinearMethod(UnquantizedLinearMethod):
         layer.dps_lower = Parameter(split_weight.lower, requires_grad=False)
         layer.register_buffer("dps_row_shift", split_weight.row_shift, persistent=False)
         layer.dps_layout = [int(field) for field in split_weight.layout]
+        layer.dps_fused = FusedLinear(split_weight.planes_full()) if ranks.current().fused else None
         misfits = split_weight.misfits
         for name in ("index", "value"):
             tensor = None if misfits is None else getattr(misfits, name)
@@ -91,6 +92,8 @@ class DpsLinearMethod(UnquantizedLinearMethod):
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if layer.dps_fmt is None:
             return super().apply(layer, x, bias)
+        if layer.dps_fused is not None and not torch.compiler.is_compiling():
+            return layer.dps_fused(x, bias)
         return torch.ops.vllm.dps_linear(
             x,
             layer.dps_upper,

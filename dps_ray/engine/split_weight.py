@@ -37,6 +37,10 @@ class SplitWeight:
         """The bytes the running step may read."""
         return planes_now(self.upper, self.lower, self.fmt, self.row_shift, self.layout)
 
+    def planes_full(self) -> Planes:
+        """Both bytes, readable in full mode only."""
+        return Planes(self.upper, self.lower, self.fmt, self.row_shift, self.layout)
+
     def rebuild_experts(self, experts: torch.Tensor | None, slot: str) -> torch.Tensor:
         """16-bit weights ``[E, N, K]``, of all experts or of the named ones alone."""
         planes = self.planes()

@@ -16,6 +16,7 @@ import os
 import time
 import uuid
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
@@ -45,6 +46,7 @@ _RANK_FIELDS = (
     "full_steps",
 )
 _STATUS_FIELDS = tuple(field.name for field in fields(EngineStatus))
+_STATUS_VALUES = attrgetter(*_STATUS_FIELDS[1:])
 _FAULT_BYTES = 240
 _HEADER = ("owner_pid", "owner_pid_namespace", "pin_request")
 _RANK_CELLS = len(_RANK_FIELDS) + MAX_UNITS
@@ -157,9 +159,9 @@ class StatusPage:
     def publish(self, status: EngineStatus) -> None:
         """Replace the published status; readers see the old one or the new one, never a mix."""
         cells = self._cells[_STATUS_START:_FAULT_START]
+        values = [_encode(value) for value in _STATUS_VALUES(status)]
         cells[0] += 1
-        for index, name in enumerate(_STATUS_FIELDS[1:], start=1):
-            cells[index] = _encode(getattr(status, name))
+        cells[1:] = values
         text = (status.fault or "").encode()[: _FAULT_BYTES - 1].ljust(_FAULT_BYTES, b"\0")
         self._cells[_FAULT_START:_RANKS_START] = np.frombuffer(text, dtype=np.float64)
         cells[0] += 1
@@ -225,6 +227,8 @@ def _alive(pid: int) -> bool:
 
 
 def _encode(value: object) -> float:
+    if type(value) is int or type(value) is float:
+        return value
     if value is None:
         return _UNKNOWN
     if isinstance(value, Mode):

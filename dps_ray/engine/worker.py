@@ -4,6 +4,7 @@ import time
 from types import ModuleType
 from typing import Any
 
+import torch
 import vllm.v1.worker.cpu_worker as cpu_worker
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -27,6 +28,10 @@ class DpsCpuWorker(ElasticWorker, cpu_worker.CPUWorker):
     def init_device(self) -> None:
         honour_strides()
         super().init_device()
+        if torch.cpu._is_amx_tile_supported():
+            # vLLM's attention uses the tile registers, but leaves it to the GEMM libraries to ask
+            # the operating system for them; with fused kernels none of those may ever be called.
+            torch.cpu._init_amx()
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
         """Block-outermost: a physical unit is then a run of whole blocks for all layers.

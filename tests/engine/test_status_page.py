@@ -18,7 +18,7 @@ from dps_ray.engine.status_page import MAX_RANKS, MAX_UNITS, StatusPage, remove_
 from dps_ray.modes import Mode, Pin
 from dps_ray.status import EngineStatus
 
-PUBLICATIONS = 20_000
+PUBLICATIONS = 60_000
 READER = """
 import sys
 from dataclasses import fields

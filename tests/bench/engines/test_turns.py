@@ -37,7 +37,7 @@ def test_an_unknown_model_is_refused_with_the_known_ones(tmp_path: Path) -> None
 def test_a_burst_on_equal_memory_runs_dps_in_fast_mode_and_back_and_leaves_no_process(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["--model", "tiny:qwen3", "--dtype", "float16", "--root", str(tmp_path)]
+    words = ["--model", "tiny:qwen3", "--dtype", "bfloat16", "--root", str(tmp_path)]
     load = ["--requests", "12", "--prompt-tokens", "60", "90", "--output-tokens", "60", "80"]
     memory = ["--kv-mb", "1.6", "--free-kv-mb", "4.7", "--rounds", "1", "--threads", "1"]
     before = _children()
