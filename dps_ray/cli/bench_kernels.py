@@ -1,24 +1,25 @@
 """``dps-ray bench kernels``: nested GEMMs beside the stock kernels, interleaved in one process."""
 
 import argparse
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dps_ray.bench.kernels.shapes import SHAPES, TOKENS, find_shapes
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
+from dps_ray.engine.vllm_version import require_supported_vllm
 from dps_ray.report import Report
 
 if TYPE_CHECKING:
     from dps_ray.bench.kernels.measure import KernelBench
+    from dps_ray.bench.kernels.subject import Device
 
 DTYPES = ("bfloat16", "float16")
 FORMATS = ("chosen", "e4m3", "e4m3_row", "e5m2")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--device", choices=("cpu",), default="cpu")
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     command.add_argument(
         "--shapes",
         nargs="+",
@@ -58,13 +59,13 @@ def run(args: argparse.Namespace) -> int:
     from dps_ray.bench.kernels.measure import run_bench
 
     bench = _bench(args)
-    report = Report("bench kernels", _machine())
+    device = _device(args.device)
+    report = Report("bench kernels", {"device": device.type, **device.figures()})
     say(args, ", ".join(f"{key} {value}" for key, value in report.figures.items()))
     say(args, table.HEADER)
     rows, checks = run_bench(
         bench,
-        importlib.import_module("dps_ray.bench.kernels.subject_cpu").make_subject,
-        lambda: None,
+        device,
         lambda row: say(args, table.line(row)),
         lambda text: say(args, text),
     )
@@ -95,13 +96,12 @@ def _bench(args: argparse.Namespace) -> "KernelBench":
     )
 
 
-def _machine() -> dict[str, Any]:
-    import dps_kernels
-    import torch
+def _device(name: str) -> "Device":
+    if name == "cuda":
+        from dps_ray.bench.kernels.device_cuda import CudaDevice
 
-    return {
-        "device": "cpu",
-        "isa": dps_kernels.isa(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+        return CudaDevice()
+    require_supported_vllm()
+    from dps_ray.bench.kernels.device_cpu import CpuDevice
+
+    return CpuDevice()

@@ -11,13 +11,14 @@ import torch
 
 from dps_ray.bench.kernels.rounds import Pace, fastest, interleave, ratio, spread
 from dps_ray.bench.kernels.shapes import TOKENS, Shape
-from dps_ray.bench.kernels.subject import FAST, FULL, STREAM, Job, Subject
+from dps_ray.bench.kernels.subject import FAST, FP8, FULL, PEAK, RIVALS, STREAM, Device, Job
+from dps_ray.bench.kernels.subjects import make_subject
 
 Say = Callable[[str], None]
-MakeSubject = Callable[[Shape, str | None, torch.dtype, int], Subject]
 
-ERROR_MAX = {FULL: 0.01, FAST: 0.1}
-"""Errors above these, relative to the largest output, mean a broken kernel; stock has FULL's."""
+ERROR_MAX = {FAST: 0.1, FP8: 0.1}
+"""Errors above these, relative to the largest output, mean a broken kernel."""
+ERROR_MAX_16BIT = 0.01
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,7 @@ class KernelBench:
 
 def run_bench(
     bench: KernelBench,
-    make: MakeSubject,
-    synchronize: Callable[[], object],
+    device: Device,
     on_row: Callable[[dict[str, Any]], None],
     say: Say,
 ) -> tuple[list[dict[str, Any]], dict[str, bool]]:
@@ -46,10 +46,8 @@ def run_bench(
     ----------
     bench
         What to compare.
-    make
-        Builds the contenders of a shape on the device.
-    synchronize
-        Waits for the device.
+    device
+        Where to run.
     on_row
         Receives each row as it is measured.
     say
@@ -62,16 +60,22 @@ def run_bench(
     """
     rows, checks = [], {}
     for shape in bench.shapes:
+        lack = device.lacks(shape)
+        if lack is not None:
+            say(lack)
+            continue
         for fmt in bench.formats:
-            subject = make(shape, fmt, bench.dtype, bench.working_set_bytes)
+            subject = make_subject(device, shape, fmt, bench.dtype, bench.working_set_bytes)
             for note in subject.notes:
                 say(note)
             for name, error in subject.errors.items():
                 label = f"{shape.name} {subject.fmt}: {name} is within its error"
-                checks[label] = error <= ERROR_MAX.get(name, ERROR_MAX[FULL])
+                checks[label] = error <= ERROR_MAX.get(name, ERROR_MAX_16BIT)
             for tokens in bench.tokens:
                 job = subject.job(tokens)
-                times = interleave(job.contenders, bench.pace, time.perf_counter, synchronize)
+                times = interleave(
+                    job.contenders, bench.pace, time.perf_counter, device.synchronize
+                )
                 row = {
                     "shape": shape.name,
                     "format": subject.fmt,
@@ -88,20 +92,31 @@ def run_bench(
 
 def figures(times: dict[str, list[float]], job: Job) -> dict[str, Any]:
     """Ratios of one comparison: speed against the best stock kernel, share of stream bandwidth."""
-    stock = [name for name in times if name not in (FULL, FAST, STREAM)]
-    rival = fastest(times, stock)
+    rival = fastest(times, [name for name in RIVALS if name in times])
+    kernels = [name for name in times if name not in (STREAM, PEAK)]
     result: dict[str, Any] = {
         "rounds": len(times[rival]),
-        "us": {name: median(values) * 1e6 for name, values in times.items() if name != STREAM},
+        "us": {name: median(times[name]) * 1e6 for name in kernels},
         "rival": rival,
         "speedup": {name: asdict(ratio(times[rival], times[name])) for name in (FULL, FAST)},
     }
-    if STREAM not in times:
-        return result
-    read = job.read_bytes
-    gbps = {name: [read[name] / each / 1e9 for each in times[name]] for name in read}
-    result["stream_gbps"] = asdict(spread(gbps[STREAM]))
-    result["bandwidth_share"] = {
-        name: asdict(ratio(gbps[name], gbps[STREAM])) for name in read if name != STREAM
-    }
+    if FP8 in times:
+        result["fast_over_fp8"] = asdict(ratio(times[FP8], times[FAST]))
+    if STREAM in times:
+        gbps = _rates(job.read_bytes, times, 1e9)
+        result["stream_gbps"] = asdict(spread(gbps[STREAM]))
+        result["bandwidth_share"] = {
+            name: asdict(ratio(gbps[name], gbps[STREAM])) for name in kernels
+        }
+    if PEAK in times:
+        tflops = _rates(job.flops, times, 1e12)
+        result["peak_tflops"] = asdict(spread(tflops[PEAK]))
+        result["peak_share"] = {name: asdict(ratio(tflops[name], tflops[PEAK])) for name in kernels}
     return result
+
+
+def _rates(
+    amounts: dict[str, int], times: dict[str, list[float]], unit: float
+) -> dict[str, list[float]]:
+    """Amount per second in every round, in ``unit``."""
+    return {name: [amounts[name] / each / unit for each in times[name]] for name in times}

@@ -49,6 +49,8 @@ class Contender:
 
     call: Callable[[int], object]
     copies: int
+    kernels: int = 1
+    """Kernels that one call runs; times are per kernel."""
     _next: int = field(default=0, repr=False)
 
     def turn(self, calls: int) -> None:
@@ -79,7 +81,7 @@ def interleave(
     Returns
     -------
     dict
-        Seconds per call of each contender, one value a round.
+        Seconds per kernel of each contender, one value a round.
     """
     names = list(contenders)
 
@@ -88,12 +90,13 @@ def interleave(
         began = clock()
         contenders[name].turn(calls)
         synchronize()
-        return (clock() - began) / calls
+        return (clock() - began) / (calls * contenders[name].kernels)
 
     for name in names:
         turn(name, 1)
-    calls = {name: _calls(turn(name, 1), pace.turn_s) for name in names}
-    round_s = sum(turn(name, calls[name]) * calls[name] for name in names)
+    kernels = {name: contenders[name].kernels for name in names}
+    calls = {name: _calls(turn(name, 1) * kernels[name], pace.turn_s) for name in names}
+    round_s = sum(turn(name, calls[name]) * calls[name] * kernels[name] for name in names)
     rounds = max(pace.min_rounds, min(pace.max_rounds, int(pace.row_s / max(round_s, 1e-9))))
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):

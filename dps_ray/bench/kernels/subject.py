@@ -1,15 +1,22 @@
 """What one layer shape gives to time: contenders by name, who is a rival and what is read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dps_ray.bench.kernels.rounds import Contender
+from dps_ray.bench.kernels.shapes import Shape
 
-FULL, FAST, STREAM = "full", "fast", "stream"
-"""Names of the nested contenders and of the bandwidth probe; every other contender is stock."""
+FULL, FAST = "full", "fast"
+TORCH, VLLM, FP8 = "torch", "vllm", "vllm fp8"
+STREAM, PEAK = "stream", "peak"
+"""Names of the nested kernels, of the stock ones and of the probes of the machine's ceilings."""
+
+RIVALS = (TORCH, VLLM)
+"""Stock 16-bit kernels: what nested ones replace. FP8 is shown beside fast mode."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +24,41 @@ class Job:
     """One comparison to run: a layer shape at one number of tokens."""
 
     contenders: dict[str, Contender]
-    read_bytes: dict[str, int]
+    read_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes a call must at least read, of the contenders whose share of bandwidth is of use."""
+    flops: dict[str, int] = field(default_factory=dict)
+    """Operations of a call, of the contenders whose share of the arithmetic peak is of use."""
+
+
+class Device(Protocol):
+    """Where kernels run, and the stock ones there."""
+
+    type: str
+    """torch's name of the device type."""
+
+    def figures(self) -> dict[str, Any]:
+        """What the report says of the device."""
+
+    def synchronize(self) -> None:
+        """Wait for everything launched."""
+
+    def lacks(self, shape: Shape) -> str | None:
+        """Why a shape cannot be measured here, in a sentence."""
+
+    def linears(self, weight: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
+        """Stock kernels for a 16-bit weight ``[N, K]``, each on a copy of its own."""
+
+    def experts(self, w13: Tensor, w2: Tensor) -> dict[str, Callable[..., Tensor]]:
+        """Stock kernels for experts: called with ``x``, ``weights`` and ``ids``."""
+
+    def read(self, memory: Tensor) -> object:
+        """Read a tensor once, as fast as can be."""
+
+    def rotating(self, calls: Sequence[Callable[[], object]]) -> Contender:
+        """A contender that goes round equal calls on different memory."""
+
+    def peak(self, dtype: torch.dtype) -> Job | None:
+        """A probe of the arithmetic peak, where rows are to be compared with it."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 HEADER = (
     f"{'layer':<22}{'format':<10}{'M':>5}{'rival':>9}{'rival us':>11}"
     f"{'full x (quartiles)':>21}{'fast x (quartiles)':>21}{'rounds':>8}"
-    f"{'share of stream: full, fast, rival':>38}"
+    f"{'share of ceiling: full, fast, rival':>38}"
 )
 
 
@@ -18,11 +18,18 @@ def line(row: dict[str, Any]) -> str:
         f"{_spread(row['speedup']['full']):>21}{_spread(row['speedup']['fast']):>21}"
         f"{row['rounds']:>8}"
     )
-    if "bandwidth_share" not in row:
-        return text
-    share = row["bandwidth_share"]
-    shares = ", ".join(f"{share[name]['median']:.0%}" for name in ("full", "fast", rival))
-    return f"{text}{shares:>20} of {row['stream_gbps']['median']:.1f} GB/s"
+    if "fast_over_fp8" in row:
+        text += f"  fast {_spread(row['fast_over_fp8'])} x fp8"
+    if "bandwidth_share" in row:
+        text += _shares(row["bandwidth_share"], row, f"{row['stream_gbps']['median']:.1f} GB/s")
+    if "peak_share" in row:
+        text += _shares(row["peak_share"], row, f"{row['peak_tflops']['median']:.0f} TFLOP/s")
+    return text
+
+
+def _shares(share: dict[str, Any], row: dict[str, Any], of: str) -> str:
+    shares = ", ".join(f"{share[name]['median']:.0%}" for name in ("full", "fast", row["rival"]))
+    return f"{shares:>20} of {of}"
 
 
 def _spread(figure: dict[str, float]) -> str:

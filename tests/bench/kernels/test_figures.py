@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from dps_ray.bench.kernels.measure import figures
 from dps_ray.bench.kernels.shapes import SHAPES, Dense, find_shapes
@@ -41,6 +42,28 @@ def test_rows_without_the_stream_probe_have_no_share() -> None:
     text = line({**row, "shape": "o", "format": "e4m3", "tokens": 8})
     assert "vllm" in text
     assert "1.10 (1.05-1.15)" in text
+
+
+def test_fp8_kernels_are_no_rival_of_full_mode_but_stand_beside_fast_mode() -> None:
+    got = figures({**TIMES, "vllm fp8": [1.5, 1.5, 1.5]}, Job({}, {**READ, "vllm fp8": 100}))
+    assert got["rival"] == "vllm"
+    assert got["fast_over_fp8"]["median"] == pytest.approx(1.5)
+
+
+def test_rows_of_many_tokens_say_how_near_the_arithmetic_peak_they_come() -> None:
+    times = {"full": [2.0] * 3, "fast": [1.0] * 3, "torch": [2.0] * 3, "peak": [4.0] * 3}
+    flops = {"full": 10**12, "fast": 10**12, "torch": 10**12, "peak": 8 * 10**12}
+    got = figures(times, Job({}, flops=flops))
+    assert got["peak_tflops"]["median"] == pytest.approx(2.0)
+    assert got["peak_share"]["full"]["median"] == pytest.approx(0.25)
+    text = line({**got, "shape": "o", "format": "e4m3", "tokens": 1024})
+    assert "25%, 50%, 25% of 2 TFLOP/s" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_a_machine_without_a_gpu_is_told_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernels", "--device", "cuda"]) == 2
+    assert "torch sees no CUDA device, use --device cpu" in capsys.readouterr().err
 
 
 def test_a_model_names_all_of_its_layers_and_a_size_names_itself() -> None:

@@ -93,6 +93,14 @@ def test_the_clock_is_read_only_after_the_device_has_finished() -> None:
     assert times["gpu"] == pytest.approx([0.5] * 9)
 
 
+def test_a_call_that_runs_many_kernels_is_timed_per_kernel() -> None:
+    machine = Machine()
+    graph = Contender(machine.kernel("graph", 8.0), copies=1, kernels=4)
+    pace = Pace(max_rounds=5, row_s=1e9, turn_s=30.0)
+    assert interleave({"graph": graph}, pace, machine.clock)["graph"] == [2.0] * 5
+    assert len(machine.log) == 2 + 4 + 5 * 4
+
+
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=50))
 def test_quartiles_enclose_the_median(values: list[float]) -> None:
     figure = spread(values)
