@@ -36,6 +36,7 @@ COUNTERS = {
     "restores_cancelled": "Restores given up for a new burst",
     "restores_failed": "Restores that some rank could not complete",
     "preemptions": "Requests preempted",
+    "blocks_moved": "Live KV blocks moved out of lent units",
 }
 
 

@@ -63,6 +63,7 @@ class StatusPublisher:
                 restore_busy_s=self._ranks.slowest("restore_busy_s"),
                 restores_cancelled=counters.restores_cancelled,
                 restores_failed=counters.restores_failed,
+                blocks_moved=counters.blocks_moved,
                 backup_bytes=int(self._ranks.total("backup_bytes")),
                 last_restore_s=counters.last_restore_s,
                 fault=manager.fault,

@@ -32,6 +32,7 @@ IDLE = EngineStatus(
     restore_busy_s=0.0,
     restores_cancelled=0,
     restores_failed=0,
+    blocks_moved=0,
     backup_bytes=0,
     last_restore_s=None,
     fault=None,

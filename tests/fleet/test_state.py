@@ -38,6 +38,7 @@ STATUS = EngineStatus(
     restore_busy_s=0.5,
     restores_cancelled=1,
     restores_failed=0,
+    blocks_moved=0,
     backup_bytes=1 << 20,
     last_restore_s=None,
     fault=None,
