@@ -31,7 +31,7 @@ class RestoreResult:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RestoreCounters:
     """Totals since the start."""
 
@@ -135,7 +135,7 @@ class RestoreWorker:
     def counters(self) -> RestoreCounters:
         """Totals since the start."""
         with self._changed:
-            return self._counters
+            return replace(self._counters)
 
     def stop(self) -> None:
         """Abandon everything and end the thread, once a fence being waited for is reached.
@@ -243,6 +243,8 @@ class RestoreWorker:
 
     def _land(self, in_flight: deque[Fence], allowed: int) -> None:
         """Wait until no more than ``allowed`` chunks are in flight, oldest first."""
+        if len(in_flight) <= allowed:
+            return
         began_s = time.monotonic()
         while len(in_flight) > allowed:
             in_flight.popleft().wait()
@@ -288,5 +290,5 @@ class RestoreWorker:
             self._count(**amounts)
 
     def _count(self, **amounts: float) -> None:
-        grown = {name: getattr(self._counters, name) + by for name, by in amounts.items()}
-        self._counters = replace(self._counters, **grown)
+        for name, amount in amounts.items():
+            setattr(self._counters, name, getattr(self._counters, name) + amount)
