@@ -1,4 +1,4 @@
-"""The two precision modes, shared by every room."""
+"""The two precision modes and what may be asked of them, shared by every room."""
 
 from enum import StrEnum
 
@@ -21,3 +21,14 @@ class Pin(StrEnum):
     """Never lend weight memory; return to full mode as soon as memory allows."""
     FAST = "fast"
     """Run in fast mode and never restore."""
+
+
+class Floor(StrEnum):
+    """Lowest precision a request accepts: header ``X-DPS-Precision``, or ``dps_precision`` among
+    the extra arguments of its sampling parameters."""
+
+    ANY = "any"
+    PREFER_FULL = "prefer-full"
+    """Full mode where there is some; fast mode rather than waiting."""
+    FULL = "full"
+    """Full mode or no answer."""

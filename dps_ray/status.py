@@ -59,3 +59,7 @@ class EngineStatus:
     """Duration of the latest complete return to full mode (first restore to mode flip), seconds."""
     fault: str | None
     """Why the engine cannot return to full mode, or ``None``."""
+    wants_restore: bool = False
+    """Demand would let residual bytes return now."""
+    full_requests: int = 0
+    """Requests on the replica, running or waiting, that insist on full precision."""

@@ -93,12 +93,18 @@ def build_fleet(args: dict[str, Any]) -> Application:
     require_supported_vllm()
     from ray.serve.llm import build_openai_app
 
+    from dps_deployments.ingress import DpsIngress
+
     fleet = parse_fleet_args(args)
     llm_config = to_llm_config(fleet)
     check_model_source(llm_config.model_loading_config.model_source)
     _preflight(llm_config.model_loading_config.model_source, llm_config.engine_kwargs)
     return build_openai_app(
-        {"llm_configs": [llm_config], "ingress_deployment_config": fleet.ingress}
+        {
+            "llm_configs": [llm_config],
+            "ingress_cls_config": {"ingress_cls": DpsIngress},
+            "ingress_deployment_config": fleet.ingress,
+        }
     )
 
 

@@ -9,34 +9,42 @@ import asyncio
 import contextlib
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
 from ray import serve
 
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
 from dps_ray.config import DpsConfigError
 from dps_ray.fleet.aggregate import FleetAggregate
+from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.publication import ControllerOptions, Publication, parse_controller_options
 from dps_ray.fleet.snapshot import FreshnessOptions
 from dps_ray.fleet.state import ReplicaState
+from dps_ray.fleet.tally import RouterReport
 
 MAX_WAIT_S = 30.0
+PAGE = Path(__file__).with_name("page.html")
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+)
+ROUTER_FORGET_AFTER_S = 15.0
 
 logger = logging.getLogger("ray.serve")
 status_api = FastAPI(title="DPS fleet", docs_url=None, redoc_url=None)
 
 
 class FleetController:
-    """Serve deployment around ``FleetAggregate``."""
+    """Serve deployment around ``Coordinator``."""
 
     def __init__(self) -> None:
         self._started_at_s = time.monotonic()
-        self._options = ControllerOptions()
         self._configured = False
         self._config_error: str | None = None
-        self._aggregate = FleetAggregate(
-            self._options.ageing,
+        self._coordinator = Coordinator(
+            ControllerOptions(),
             time.monotonic,
             # Wall-clock milliseconds: a restarted controller continues above the versions of the
             # one before it.
@@ -44,6 +52,7 @@ class FleetController:
         )
         self._changed = asyncio.Event()
         self._listeners = 0
+        self._routers: dict[str, tuple[float, RouterReport]] = {}
 
     def reconfigure(self, user_config: Any) -> None:
         """Apply the operator's ``user_config``; routers have it at their next answer.
@@ -57,7 +66,7 @@ class FleetController:
             On a wrong first configuration.
         """
         try:
-            self._options = parse_controller_options(user_config)
+            options = parse_controller_options(user_config)
         except DpsConfigError as error:
             if not self._configured:
                 raise
@@ -66,16 +75,27 @@ class FleetController:
             return
         self._configured = True
         self._config_error = None
-        self._aggregate.reconfigure(self._options.ageing)
+        self._coordinator.reconfigure(options)
         self._wake_listeners()
 
-    async def report(self, state: dict[str, Any]) -> str:
-        """Take in one ``ReplicaState`` in JSON form and say what became of it."""
+    async def report(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Take in one ``ReplicaState`` and return the ``Reply``, both in JSON form."""
         before = self._aggregate.version
-        verdict = self._aggregate.apply(ReplicaState.model_validate(state))
+        reply = self._coordinator.report(ReplicaState.model_validate(state))
         if self._aggregate.version != before:
             self._wake_listeners()
-        return verdict.value
+        return reply.model_dump(mode="json")
+
+    async def report_router(self, report: dict[str, Any]) -> None:
+        """Take in one ``RouterReport`` in JSON form."""
+        parsed = RouterReport.model_validate(report)
+        now_s = time.monotonic()
+        self._routers = {
+            name: (at_s, known)
+            for name, (at_s, known) in self._routers.items()
+            if now_s - at_s < ROUTER_FORGET_AFTER_S
+        }
+        self._routers[parsed.router_id] = (now_s, parsed)
 
     async def listen(self, version: int | None, timeout_s: float) -> dict[str, Any] | None:
         """Answer with a ``Publication`` as soon as its version is not ``version``.
@@ -96,7 +116,7 @@ class FleetController:
         self._listeners += 1
         try:
             while True:
-                self._aggregate.tick()
+                self._coordinator.tick()
                 if self._aggregate.version != version:
                     return self._publication(version).model_dump(mode="json")
                 left_s = deadline_s - time.monotonic()
@@ -106,10 +126,15 @@ class FleetController:
         finally:
             self._listeners -= 1
 
+    @status_api.get("/", response_class=HTMLResponse)
+    async def page(self) -> HTMLResponse:
+        """The live page: one file that asks for the status every second."""
+        return HTMLResponse(PAGE.read_text(), headers={"Content-Security-Policy": PAGE_POLICY})
+
     @status_api.get("/status")
     async def status(self) -> dict[str, Any]:
         """The fleet for people and scripts; read-only."""
-        self._aggregate.tick()
+        self._coordinator.tick()
         snapshot = self._aggregate.snapshot()
         return {
             "version": snapshot.version,
@@ -119,18 +144,56 @@ class FleetController:
             "config_error": self._config_error,
             "listening_routers": self._listeners,
             "reports": {key.value: count for key, count in self._aggregate.verdicts.items()},
+            "leases": self._lease_status(),
+            "budget": {
+                "fast_token_share": self._coordinator.budget.fast_token_share,
+                "allowances": self._coordinator.budget.holders,
+            },
+            "routers": [
+                {**report.model_dump(mode="json"), "age_s": time.monotonic() - at_s}
+                for at_s, report in self._routers.values()
+            ],
             "replicas": [entry.model_dump(mode="json") for entry in snapshot.entries],
         }
+
+    @property
+    def _aggregate(self) -> FleetAggregate:
+        return self._coordinator.aggregate
+
+    @property
+    def _options(self) -> ControllerOptions:
+        return self._coordinator.options
 
     def _publication(self, since: int | None) -> Publication:
         ageing = self._options.ageing
         return Publication(
             snapshot=self._aggregate.changes_since(since),
             routing=self._options.routing,
+            dry_run=self._options.dry_run,
+            admission=self._options.admission,
             freshness=FreshnessOptions(
                 stale_after_s=ageing.stale_after_s, forget_after_s=ageing.forget_after_s
             ),
         )
+
+    def _lease_status(self) -> dict[str, Any]:
+        book, now_s = self._coordinator.book, time.monotonic()
+        return {
+            "held": [
+                {
+                    "replica_id": lease.replica_id,
+                    "node_id": lease.node_id,
+                    "age_s": now_s - lease.granted_at_s,
+                    "expires_in_s": lease.expires_at_s - now_s,
+                }
+                for lease in book.leases()
+            ],
+            "refused": {
+                name: refusal.value for name, refusal in self._coordinator.refusals.items()
+            },
+            "granted": book.granted,
+            "revoked": book.revoked,
+        }
 
     def _wake_listeners(self) -> None:
         self._changed.set()

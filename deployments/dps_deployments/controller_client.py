@@ -38,15 +38,15 @@ class ControllerClient:
         self._methods: dict[str, Any] = {}
         self._down = False
 
-    async def report(self, state: dict[str, Any]) -> None:
-        """Push one ``ReplicaState`` in JSON form.
+    async def report(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Push one ``ReplicaState`` and return the ``Reply``, both in JSON form.
 
         Raises
         ------
         ControllerUnavailableError
             The controller did not take it.
         """
-        await self._call("report", state, timeout_s=CALL_TIMEOUT_S)
+        return dict(await self._call("report", state, timeout_s=CALL_TIMEOUT_S))
 
     async def listen(self, version: int | None, wait_s: float) -> dict[str, Any] | None:
         """Wait at most ``wait_s`` for a publication other than ``version``; in JSON form.
@@ -58,6 +58,16 @@ class ControllerClient:
         """
         answer = await self._call("listen", version, wait_s, timeout_s=wait_s + CALL_TIMEOUT_S)
         return answer if answer is None else dict(answer)
+
+    async def report_router(self, report: dict[str, Any]) -> None:
+        """Push one ``RouterReport`` in JSON form.
+
+        Raises
+        ------
+        ControllerUnavailableError
+            The controller did not take it.
+        """
+        await self._call("report_router", report, timeout_s=CALL_TIMEOUT_S)
 
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         try:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from dps_deployments.ray_adapter import ReplicaIdentity
+from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.state import Health, ReplicaState, Source
 from dps_ray.modes import Mode
 from dps_ray.status import EngineStatus
@@ -15,8 +16,11 @@ class ReplicaProbe:
     Death is latched: an engine that was seen dead stays dead, whatever later looks say.
     """
 
-    def __init__(self, identity: ReplicaIdentity, code_version: str) -> None:
+    def __init__(
+        self, identity: ReplicaIdentity, code_version: str, permits: ReplicaPermits
+    ) -> None:
         self._identity = identity
+        self._permits = permits
         self._code_version = code_version
         self._sequence = 0
         self._read_status: Callable[[], EngineStatus | None] | None = None
@@ -65,6 +69,8 @@ class ReplicaProbe:
             health=Health.READY,
             node_id=self._identity.node_id,
             deployment=self._identity.deployment,
+            has_lease=self._permits.has_lease(time.monotonic()),
+            may_go_fast=self._permits.may_go_fast(time.monotonic()),
         )
 
     def _look(self) -> EngineStatus | None:
@@ -95,4 +101,5 @@ class ReplicaProbe:
             # An engine that is not elastic has one mode: its checkpoint's own precision.
             mode=Mode.FULL if up and not elastic else None,
             fault=self._cause_of_death,
+            may_go_fast=self._permits.may_go_fast(time.monotonic()) if elastic else False,
         )

@@ -9,25 +9,49 @@ from dps_deployments.controller_client import (
     ControllerClient,
     ControllerUnavailableError,
 )
+from dps_ray.fleet.coordinator import Reply
+from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions, ReportSchedule
 from dps_ray.fleet.state import ReplicaState
 
 
 async def report_forever(
-    client: ControllerClient, read: Callable[[], ReplicaState], options: ReportOptions
+    client: ControllerClient,
+    read: Callable[[], ReplicaState],
+    permits: ReplicaPermits,
+    obey: Callable[[], None],
+    options: ReportOptions,
 ) -> None:
     """Push what ``read`` returns whenever it is due, until cancelled.
 
     A report that the controller did not take stays due and is read afresh before the next try.
+
+    Parameters
+    ----------
+    client
+        Way to the controller.
+    read
+        Takes one reading of the replica.
+    permits
+        Learns the controller's answers.
+    obey
+        Hands the permits to the engine; called at every look, because they also change by time.
+    options
+        Periods.
     """
     schedule = ReportSchedule(options)
     while True:
+        obey()
         state = read()
         if schedule.is_due(state, time.monotonic()):
+            sent_at_s = time.monotonic()
+            permits.sending(state, sent_at_s)
             try:
-                await client.report(state.model_dump(mode="json"))
+                reply = await client.report(state.model_dump(mode="json"))
             except ControllerUnavailableError:
                 await asyncio.sleep(RETRY_PERIOD_S)
                 continue
+            permits.answered(Reply.model_validate(reply), sent_at_s)
             schedule.delivered(state, time.monotonic())
+            obey()
         await asyncio.sleep(options.poll_period_s)

@@ -1,13 +1,17 @@
 """What a request of the OpenAI-compatible API says to the router: headers, body fields, prompt."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from dps_deployments.ray_adapter import PendingRequest
-from dps_ray.fleet.ask import Ask, Floor
+from dps_deployments.refusals import bad_request
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.prefixes import prefix_hashes
+from dps_ray.modes import Floor
 
 PRECISION_HEADER = "x-dps-precision"
+WAIT_HEADER = "x-dps-wait-s"
 SESSION_HEADER = "x-dps-session"
 PRECISION_FIELD = "dps_precision"
 """Entry of the body's ``vllm_xargs``, for paths on which headers do not reach the router."""
@@ -16,19 +20,13 @@ PREFIX_CHARS = 16384
 """So much of a prompt's beginning is looked at, characters."""
 
 
-class BadRequestError(ValueError):
-    """The request asks for something that does not exist; one line names it and the choices."""
-
-    status_code = 400
-
-
 def ask_of(pending_request: PendingRequest | None) -> Ask:
     """Read what matters to routing; anything that is not a request of this API asks for nothing.
 
     Raises
     ------
     BadRequestError
-        On an unknown precision.
+        On an unknown precision or a wait that is no number.
     """
     if pending_request is None or not pending_request.args:
         return Ask()
@@ -38,6 +36,7 @@ def ask_of(pending_request: PendingRequest | None) -> Ask:
         floor=floor_of(body, headers),
         session=_session_of(body, headers),
         prefix=prefix_hashes(_prompt_of(body)),
+        wait_s=wait_of(headers),
     )
 
 
@@ -60,9 +59,29 @@ def floor_of(body: Any, headers: Mapping[str, str] | None) -> Floor:
     try:
         return Floor(value)
     except ValueError:
-        raise BadRequestError(
+        raise bad_request(
             f"{where} is {str(value)[:40]!r}: give one of {', '.join(Floor)}"
         ) from None
+
+
+def wait_of(headers: Mapping[str, str] | None) -> float | None:
+    """How long the request is willing to wait to be placed, seconds; ``None`` for the default.
+
+    Raises
+    ------
+    BadRequestError
+        On anything but a number of seconds.
+    """
+    value = _header(headers, WAIT_HEADER)
+    if value is None:
+        return None
+    try:
+        wait_s = float(value)
+    except ValueError:
+        wait_s = math.nan
+    if not 0.0 <= wait_s < math.inf:
+        raise bad_request(f"header X-DPS-Wait-S is {value[:40]!r}: give seconds, such as 2.5")
+    return wait_s
 
 
 def _session_of(body: Any, headers: Mapping[str, str] | None) -> str | None:

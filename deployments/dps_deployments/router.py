@@ -1,10 +1,12 @@
 """The mode-aware request router, in every process that sends requests to the LLM deployment."""
 
 import asyncio
+import contextlib
 import logging
 import time
+import uuid
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 from pydantic import ValidationError
@@ -24,13 +26,21 @@ from dps_deployments.ray_adapter import (
     request_id,
     routing_stats,
 )
-from dps_deployments.requests import BadRequestError, ask_of
+from dps_deployments.refusals import (
+    RefusalError,
+    no_replica,
+    precision_unavailable,
+)
+from dps_deployments.requests import ask_of
+from dps_ray.fleet.admission import DrainRate, retry_after_s
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.publication import Publication
 from dps_ray.fleet.routing import Peer
 from dps_ray.fleet.view import NO_ASK, FleetView
+from dps_ray.modes import Floor
 
 LISTEN_S = 10.0
+REPORT_PERIOD_S = 1.0
 RANKS = 16
 """Replicas offered to one request at a time."""
 
@@ -61,12 +71,16 @@ class DpsRouter(RequestRouter):
             new release without a new revision would go on running the old class.
         """
         self._view = FleetView(np.random.default_rng(), node_id())
+        self._reporter = ControllerClient(controller_app, caller=f"reporter of {self.app_name}")
         # By the future that Serve keeps as long as the request is being placed.
         self._asks: WeakKeyDictionary[asyncio.Future[Any], Ask] = WeakKeyDictionary()
         self._client = ControllerClient(
             controller_app, caller=f"router of {self.app_name} ({revision})"
         )
-        self._listening: asyncio.Task[None] | None = None
+        self._held: WeakSet[asyncio.Future[Any]] = WeakSet()
+        self._drain = DrainRate()
+        self._router_id = uuid.uuid4().hex[:12]
+        self._tasks: list[asyncio.Task[None]] = []
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take over Serve's replica set; the first call starts listening to the controller."""
@@ -81,8 +95,9 @@ class DpsRouter(RequestRouter):
             for replica in replicas
         ]
         self._view.offer(peers, time.monotonic())
-        if self._listening is None:
-            self._listening = asyncio.get_running_loop().create_task(self._listen())
+        if not self._tasks:
+            loop = asyncio.get_running_loop()
+            self._tasks = [loop.create_task(self._listen()), loop.create_task(self._report())]
 
     async def choose_replicas(
         self,
@@ -99,12 +114,18 @@ class DpsRouter(RequestRouter):
             return [[self._by_id[replica_id]] for replica_id in order]
         try:
             ask = self._ask_of(pending_request)
-        except BadRequestError as error:
+        except RefusalError as error:
             return self._refuse(pending_request, error)
         name = request_id(pending_request)
         decision = self._view.decide(now_s, ask, limit=RANKS)
         if decision.order:
             self._view.pick(name, decision.order[0], now_s)
+            self._held.discard(pending_request.future)
+        else:
+            refusal = self._overdue(pending_request, ask, now_s)
+            if refusal is not None:
+                return self._refuse(pending_request, refusal)
+            self._held.add(pending_request.future)
         # The best replicas have been offered: trying again at once would change nothing.
         pending_request.routing_context.should_backoff = True
         return [[self._by_id[replica_id]] for replica_id in decision.order]
@@ -119,12 +140,36 @@ class DpsRouter(RequestRouter):
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """The request has left the replica: answered, failed, cancelled or refused."""
-        self._view.finish(internal_request_id, replica_id.unique_id, time.monotonic())
+        now_s = time.monotonic()
+        self._drain.note(now_s)
+        self._view.finish(internal_request_id, replica_id.unique_id, now_s)
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         """A replica has said how many requests it has."""
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
         self._view.note_queue_len(replica_id.unique_id, num_ongoing_requests)
+
+    @property
+    def max_num_routing_tasks(self) -> int:
+        """Serve places a few requests at a time; those that wait for a mode must not count.
+
+        Otherwise a few requests that insist on full precision would hold up all others.
+        """
+        return int(super().max_num_routing_tasks) + len(self._held)
+
+    def _overdue(
+        self, pending_request: PendingRequest, ask: Ask, now_s: float
+    ) -> RefusalError | None:
+        """The refusal of a request that no replica can serve now and that may wait no longer."""
+        options = self._view.admission
+        insists = ask.floor is Floor.FULL
+        limit_s = options.full_wait_s if insists else options.no_replica_wait_s
+        limit_s = limit_s if ask.wait_s is None else min(limit_s, ask.wait_s)
+        waited_s = time.time() - pending_request.created_at
+        if waited_s < limit_s:
+            return None
+        later_s = retry_after_s(options, len(self._held), self._drain.per_s(now_s))
+        return (precision_unavailable if insists else no_replica)(waited_s, later_s)
 
     def _ask_of(self, pending_request: PendingRequest) -> Ask:
         ask = self._asks.get(pending_request.future)
@@ -150,3 +195,11 @@ class DpsRouter(RequestRouter):
             except ValidationError as error:
                 logger.error("publication of another release is not understood: %s", error)
                 await asyncio.sleep(LISTEN_S)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_PERIOD_S)
+            # An outage is the listener's to notice and to log.
+            with contextlib.suppress(ControllerUnavailableError):
+                report = self._view.report(self._router_id)
+                await self._reporter.report_router(report.model_dump(mode="json"))

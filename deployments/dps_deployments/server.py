@@ -1,7 +1,7 @@
 """One replica: Ray's LLM server, plus the fleet's eyes on its engine."""
 
 import asyncio
-from collections.abc import Callable
+import time
 from importlib.metadata import version
 from typing import Any
 
@@ -10,13 +10,16 @@ from ray.serve.llm import LLMServer
 
 from dps_deployments.controller_client import ControllerClient
 from dps_deployments.hints import to_stats
+from dps_deployments.precision import PrecisionGate
 from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import engine_client, replica_identity
 from dps_deployments.reporter import report_forever
 from dps_ray.config import parse_options
 from dps_ray.engine.status_page import StatusPage
+from dps_ray.fleet.admission import AdmissionOptions
+from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions
-from dps_ray.status import EngineStatus
+from dps_ray.modes import Mode
 
 FLEET_CONFIG_KEY = "dps_fleet"
 """Entry of ``LLMConfig.experimental_configs`` that carries ``ServerFleetOptions``."""
@@ -43,17 +46,25 @@ class DpsLLMServer(LLMServer):
         """Start the engine; reports begin before it is up, as ``starting``."""
         identity = replica_identity()
         options = ServerFleetOptions(**self._llm_config.experimental_configs[FLEET_CONFIG_KEY])
-        self._probe = ReplicaProbe(identity, code_version=version("dps-ray"))
+        self._permits = ReplicaPermits(identity.replica_id, time.monotonic())
+        self._page: StatusPage | None = None
+        self._probe = ReplicaProbe(identity, version("dps-ray"), self._permits)
         client = ControllerClient(options.controller_app, caller=f"replica {identity.replica_id}")
         # The loop keeps only weak references to tasks.
         self._reports = asyncio.create_task(
-            report_forever(client, self._probe.read, options.report)
+            report_forever(client, self._probe.read, self._permits, self._obey, options.report)
         )
         await super().start()
         engine = engine_client(self)
+        engine_options = parse_options(engine.vllm_config.additional_config)
+        self._own_pin = engine_options.pin
+        if engine_options.key is not None:
+            self._page = StatusPage.attach(engine_options.key)
+        gate = PrecisionGate(self._mode, AdmissionOptions())
+        gate.guard(self.engine, engine)
         self._probe.engine_started(
             engine_is_dead=lambda: bool(engine.errored),
-            read_status=_status_reader(engine.vllm_config.additional_config),
+            read_status=self._page.read if self._page is not None else None,
         )
 
     async def check_health(self) -> None:
@@ -79,8 +90,16 @@ class DpsLLMServer(LLMServer):
         """What routers fall back to when pushes stop."""
         return {**await super().record_routing_stats(), **to_stats(self._probe.read())}
 
+    def _mode(self) -> Mode | None:
+        status = self._page.read() if self._page is not None else None
+        return status.mode if status is not None else None
 
-def _status_reader(additional_config: Any) -> Callable[[], EngineStatus | None] | None:
-    """Reader of the engine's status page; ``None`` when the engine has none."""
-    key = parse_options(additional_config).key
-    return StatusPage.attach(key).read if key is not None else None
+    def _obey(self) -> None:
+        """Hand the fleet's permits to the engine."""
+        if self._page is not None:
+            now_s = time.monotonic()
+            self._page.set_permits(
+                restore_until_s=self._permits.restore_until_s(now_s),
+                fast=self._permits.may_go_fast(now_s),
+            )
+            self._page.set_pin(self._permits.pin or self._own_pin)

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from dps_ray.fleet.aggregate import FleetAggregate
-from dps_ray.fleet.ask import Ask, Floor
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.policies import Policy
 from dps_ray.fleet.publication import ControllerOptions, Publication
 from dps_ray.fleet.routing import Peer
 from dps_ray.fleet.snapshot import FreshnessOptions
 from dps_ray.fleet.state import Health, ReplicaState, Source
 from dps_ray.fleet.view import FleetView
-from dps_ray.modes import Mode
+from dps_ray.modes import Floor, Mode
 
 BASE_BLOCKS, TOTAL_BLOCKS = 2000, 6000
 REQUESTS_PER_REPLICA_S = 2.0

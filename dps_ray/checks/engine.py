@@ -13,6 +13,7 @@ from vllm.inputs import TokensPrompt
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from dps_ray.checks.specs import EngineSpec
+from dps_ray.engine.floors import PRECISION_ARGUMENT
 from dps_ray.modes import Mode, Pin
 from dps_ray.status import EngineStatus
 
@@ -60,7 +61,7 @@ class Engine:
             max_tokens=max_tokens,
             ignore_eos=True,
             logprobs=logprobs,
-            extra_args={"dps_precision": precision} if precision else None,
+            extra_args={PRECISION_ARGUMENT: precision} if precision else None,
         )
         names = []
         for prompt in prompts:

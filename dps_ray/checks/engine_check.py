@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dps_ray.checks.floors import check_floors
 from dps_ray.checks.move_check import check_compaction, check_shadow
 from dps_ray.checks.prefix_check import check_prefixes
 from dps_ray.checks.process import run_engines
@@ -38,6 +39,7 @@ def check_engine(
     *,
     cycles: int,
     load_cycles: int,
+    floor_requests: int,
     say: Callable[[str], None],
 ) -> Report:
     """Run every engine check on the named tiny models.
@@ -52,6 +54,8 @@ def check_engine(
         Forced switch cycles around resident requests.
     load_cycles
         Cycles by real pressure, compared with a shadow engine.
+    floor_requests
+        Requests over many bursts, a tenth of which insists on full precision.
     say
         Receives a line as each part ends.
     """
@@ -79,6 +83,7 @@ def check_engine(
         loaded = pool.submit(check_shadow, subjects[burst_label], load_cycles)
         compacted = pool.submit(check_compaction, subjects[burst_label])
         reused = pool.submit(check_prefixes, subjects[burst_label])
+        floors = pool.submit(check_floors, subjects[burst_label], floor_requests)
         for label, future in modes.items():
             _judge_modes(report, label, future.result(), say)
         _judge_burst(report, burst.result(), say)
@@ -86,6 +91,7 @@ def check_engine(
         loaded.result()(report, say)
         compacted.result()(report, say)
         reused.result()(report, say)
+        floors.result()(report, say)
     # Two ranks need both cores: one engine at a time.
     for label, folder in sharded.items():
         _judge_modes(report, label, run_engines(mode_specs(label, folder, 2)), say)

@@ -9,6 +9,7 @@ from typing import Any
 from torch._dynamo.utils import counters as dynamo
 
 from dps_ray.checks.engine import Engine
+from dps_ray.checks.floors import floors
 from dps_ray.checks.requests import logprobs_of, prompts
 from dps_ray.checks.shadow import cycles_under_load, shadow
 from dps_ray.engine import rank as ranks
@@ -169,6 +170,7 @@ SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "long_request": long_request,
     "prefixes": prefixes,
     "switches": switches,
+    "floors": floors,
 }
 
 

@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cycles by real pressure, compared with a shadow engine (default: 1000)",
     )
     engine.add_argument(
+        "--floor-requests",
+        type=int,
+        default=2000,
+        help="requests of which a tenth insists on full precision (default: 2000)",
+    )
+    engine.add_argument(
         "--root", type=Path, default=None, help="folder of the models (default: the cache)"
     )
     add_json_flag(engine)
@@ -60,6 +66,7 @@ def run_engine(args: argparse.Namespace) -> int:
         args.root or cache_root(),
         cycles=args.cycles,
         load_cycles=args.load_cycles,
+        floor_requests=args.floor_requests,
         say=lambda text: say(args, text),
     )
     return finish(args, report)

@@ -28,7 +28,7 @@ class StatusPublisher:
         """Credit sampled tokens to the precision of the pass that made them."""
         self._tokens[mode] += tokens
 
-    def publish(self, *, running: int, waiting: int) -> None:
+    def publish(self, *, running: int, waiting: int, full_requests: int) -> None:
         """Write the current status to the page."""
         manager, pool = self._manager, self._pool
         ledger, counters = manager.ledger, manager.counters
@@ -67,5 +67,7 @@ class StatusPublisher:
                 backup_bytes=int(self._ranks.total("backup_bytes")),
                 last_restore_s=counters.last_restore_s,
                 fault=manager.fault,
+                wants_restore=manager.wants_restore,
+                full_requests=full_requests,
             )
         )

@@ -14,6 +14,7 @@ from vllm.v1.request import Request
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.configure import engine_options
+from dps_ray.engine.floors import TokenOrigins, insists_on_full
 from dps_ray.engine.idle import wait_when_idle
 from dps_ray.engine.publisher import StatusPublisher
 from dps_ray.engine.rank_reports import RankReports
@@ -21,6 +22,7 @@ from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.block_precision import BlockPrecision, Written
 from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
 
@@ -31,13 +33,6 @@ else:
     _Mixin = object
 
 logger = logging.getLogger("vllm.dps")
-
-
-def precision_floor(request: Request) -> str | None:
-    """What the client asked for in ``vllm_xargs.dps_precision``, if anything."""
-    params = request.sampling_params
-    extra = params.extra_args if params is not None else None
-    return extra.get("dps_precision") if extra else None
 
 
 class ElasticScheduling(_Mixin):
@@ -85,16 +80,23 @@ class ElasticScheduling(_Mixin):
         self._find_prefix = self.kv_cache_manager.get_computed_blocks
         self.kv_cache_manager.get_computed_blocks = self._find_prefix_in_precision
         self._pool = pool
+        self._full_requests: set[str] = set()
+        self._origins = TokenOrigins()
         self._publisher = StatusPublisher(self._page, self.sum_manager, pool, self._ranks)
-        self._publisher.publish(running=0, waiting=0)
+        self._publish()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._obey_operator()
+        self._obey_fleet()
         self._ranks.deliver(self.sum_manager)
         self._report_giving_up()
         if self.sum_manager.may_compact:
             self.sum_manager.compact(self._pressure())
+        held = self._hold_back()
         output = super().schedule(*args, **kwargs)
+        # Nothing ends a request while a step is scheduled, so all of them still wait.
+        for request in reversed(held):
+            self.waiting.prepend_request(request)
         output.dps = self.sum_manager.plan_step(self._pressure())
         if self._pool.enable_caching:
             self._pool.precision.note_step(output.dps.mode, self._written(output))
@@ -105,8 +107,24 @@ class ElasticScheduling(_Mixin):
         sampled = sum(len(tokens) for tokens in model_runner_output.sampled_token_ids or ())
         self._publisher.count_tokens(scheduler_output.dps.mode, sampled)
         result = super().update_from_output(scheduler_output, model_runner_output)
+        for outputs in result.values():
+            self._origins.credit(outputs.outputs, scheduler_output.dps.mode)
         self._publish()
         return result
+
+    def add_request(self, request: Request) -> None:
+        if insists_on_full(request):
+            self._full_requests.add(request.request_id)
+        super().add_request(request)
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> list[Request]:
+        finished = super().finish_requests(*args, **kwargs)
+        self._origins.forget(request.request_id for request in finished)
+        return finished
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._full_requests.discard(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
 
     def has_requests(self) -> bool:
         return (
@@ -139,7 +157,7 @@ class ElasticScheduling(_Mixin):
         self._gave_up = gave_up
 
     def _find_prefix_in_precision(self, request: Request) -> Any:
-        self._pool.full_prefixes_only = precision_floor(request) == "full" or (
+        self._pool.full_prefixes_only = insists_on_full(request) or (
             self._recompute_fast_prefixes and self._next_step_may_be_full()
         )
         try:
@@ -167,11 +185,32 @@ class ElasticScheduling(_Mixin):
         for manager in self.kv_cache_manager.coordinator.single_type_managers:
             yield from manager.req_to_blocks.values()
 
+    def _obey_fleet(self) -> None:
+        restore, fast = self._page.permits()
+        self.sum_manager.set_permits(
+            Permits(restore=restore, fast=fast, hold_full=bool(self._full_requests))
+        )
+
+    def _hold_back(self) -> list[Request]:
+        """In fast mode, take waiting requests that insist on full mode out of the queues."""
+        if not self._full_requests or self.mode is Mode.FULL:
+            return []
+        held: list[Request] = []
+        for queue in (self.skipped_waiting, self.waiting):
+            insisting = [r for r in queue if r.request_id in self._full_requests]
+            queue.remove_requests(insisting)
+            held += insisting
+        return held
+
     def _pressure(self) -> Pressure:
         base_blocks = self._pool.first_elastic - 1
+        # Requests that wait for full mode must not be what keeps it from returning.
+        held = self._full_requests if self.mode is Mode.FAST else ()
         # No threshold lies above the base blocks: a longer queue need not be summed up each step.
         waiting_blocks = 0
         for request in chain(self.waiting, self.skipped_waiting):
+            if request.request_id in held:
+                continue
             waiting_blocks += -(-request.num_tokens // self.block_size)
             if waiting_blocks >= base_blocks:
                 break
@@ -184,7 +223,9 @@ class ElasticScheduling(_Mixin):
 
     def _publish(self) -> None:
         running, waiting = self.get_request_counts()
-        self._publisher.publish(running=running, waiting=waiting)
+        self._publisher.publish(
+            running=running, waiting=waiting, full_requests=len(self._full_requests)
+        )
 
     @property
     def mode(self) -> Mode:

@@ -48,7 +48,8 @@ _RANK_FIELDS = (
 _STATUS_FIELDS = tuple(field.name for field in fields(EngineStatus))
 _STATUS_VALUES = attrgetter(*_STATUS_FIELDS[1:])
 _FAULT_BYTES = 240
-_HEADER = ("owner_pid", "owner_pid_namespace", "pin_request")
+_HEADER = ("owner_pid", "owner_pid_namespace", "pin_request", "restore_until_s", "fast_denied")
+_ANY_TIME = 0.0
 _RANK_CELLS = len(_RANK_FIELDS) + MAX_UNITS
 _STATUS_START = len(_HEADER)
 _FAULT_START = _STATUS_START + len(_STATUS_FIELDS)
@@ -146,6 +147,27 @@ class StatusPage:
         """The latest pin asked for, or ``None`` when none was."""
         wanted = int(self._cells[2])
         return _PINS[wanted - 1] if wanted else None
+
+    # --- fleet -> scheduler ------------------------------------------------------------------
+
+    def set_permits(self, *, restore_until_s: float | None, fast: bool) -> None:
+        """Tell the scheduler what the fleet allows; both are allowed on a new page.
+
+        Parameters
+        ----------
+        restore_until_s
+            Restores may begin until then, seconds of ``time.monotonic``, which is one clock for
+            all processes of a host; ``None`` for any time.
+        fast
+            The replica may leave full mode.
+        """
+        self._cells[3] = _ANY_TIME if restore_until_s is None else max(restore_until_s, 1e-9)
+        self._cells[4] = 0.0 if fast else 1.0
+
+    def permits(self) -> tuple[bool, bool]:
+        """Whether restores may begin now, and whether full mode may be left."""
+        until_s = float(self._cells[3])
+        return until_s == _ANY_TIME or time.monotonic() < until_s, self._cells[4] == 0.0
 
     # --- ranks -> scheduler ------------------------------------------------------------------
 

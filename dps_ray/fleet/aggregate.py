@@ -77,8 +77,8 @@ class FleetAggregate:
         self._options = options
         self._publish()
 
-    def tick(self) -> None:
-        """Do what is due: drop silent replicas, publish collected refreshes.
+    def tick(self) -> list[str]:
+        """Do what is due: drop silent replicas and return their ids, publish collected refreshes.
 
         Call it at least once every ``publish_period_s``.
         """
@@ -89,6 +89,7 @@ class FleetAggregate:
             del self._changed_in[replica_id]
         if vanished or (self._unpublished and waited):
             self._publish()
+        return vanished
 
     def snapshot(self) -> FleetSnapshot:
         """The fleet as known now; ages and standings are current."""

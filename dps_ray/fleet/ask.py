@@ -1,17 +1,8 @@
 """What routing has to know about one request."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Floor(StrEnum):
-    """Lowest precision a request accepts (header ``X-DPS-Precision``)."""
-
-    ANY = "any"
-    PREFER_FULL = "prefer-full"
-    """Full mode where there is some; fast mode rather than waiting."""
-    FULL = "full"
-    """Full mode or no answer."""
+from dps_ray.modes import Floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +15,5 @@ class Ask:
     prefix: tuple[int, ...] = ()
     """Hashes of the prompt's leading chunks, each over everything up to its end; shortest
     first."""
+    wait_s: float | None = None
+    """How long the request is willing to wait to be placed, seconds."""

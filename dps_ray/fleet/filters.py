@@ -9,9 +9,10 @@ from typing import ClassVar, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from dps_ray.fleet.ask import Ask, Floor
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.columns import FAST, FULL, Columns, TierArray
 from dps_ray.fleet.routing import Tier
+from dps_ray.modes import Floor
 
 
 class Filter(Protocol):

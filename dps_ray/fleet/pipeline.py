@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps_ray.fleet.ask import Ask, Floor
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.columns import Columns, FloatArray, TierArray
 from dps_ray.fleet.filters import Filter
 from dps_ray.fleet.pickers import Picker, Probe
 from dps_ray.fleet.routing import Decision, Reason, Term, Tier
 from dps_ray.fleet.scorers import Matches, Scorer, SteadyScorer
+from dps_ray.modes import Floor
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from dps_ray.fleet.ask import Floor
 from dps_ray.fleet.filters import Filter, Freshness, Health, PrecisionFloor, Restoring
 from dps_ray.fleet.pickers import Drawn, Lowest, Picker, Probe, Rotating
 from dps_ray.fleet.pipeline import Pipeline
@@ -21,6 +20,7 @@ from dps_ray.fleet.scorers import (
     Scorer,
     Session,
 )
+from dps_ray.modes import Floor
 
 
 class _Policy(BaseModel):

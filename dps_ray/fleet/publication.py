@@ -1,13 +1,18 @@
 """What the controller's operator sets, and what its routers receive."""
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from dps_ray.config import DpsConfigError, one_line
+from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.aggregate import AggregateOptions
+from dps_ray.fleet.budget import BudgetOptions
+from dps_ray.fleet.leases import LeaseOptions
 from dps_ray.fleet.policies import ModeAware, Policy
 from dps_ray.fleet.snapshot import FleetSnapshot, FreshnessOptions
+from dps_ray.fleet.tally import DryRun
+from dps_ray.modes import Pin
 
 
 class ControllerOptions(BaseModel):
@@ -17,8 +22,30 @@ class ControllerOptions(BaseModel):
 
     routing: Policy = ModeAware()
     """Routing policy of every router, by ``name``, with its parameters."""
+    dry_run: DryRun | None = None
+    """A policy to try beside it: it decides too, its picks are compared and moved nowhere."""
     ageing: AggregateOptions = AggregateOptions()
     """When silence makes a replica stale or forgotten, and how often versions are made."""
+    admission: AdmissionOptions = AdmissionOptions()
+    """How long requests wait to be placed."""
+    leases: LeaseOptions = LeaseOptions()
+    """Who may restore at once."""
+    budget: BudgetOptions = BudgetOptions()
+    """How much of the fleet may be in fast mode."""
+
+    pins: dict[str, Pin] = {}
+    """Mode pins by replica id, ``*`` for all others. A replica that is no longer named goes back to
+    the pin it was started with."""
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        stale_s, ttl_s = self.ageing.stale_after_s, self.leases.ttl_s
+        if self.leases.enabled and ttl_s <= stale_s:
+            raise ValueError(
+                f"leases.ttl_s ({ttl_s}) must be above ageing.stale_after_s ({stale_s}), or a "
+                "lease would run out before its holder counts as silent"
+            )
+        return self
 
 
 def parse_controller_options(user_config: Any) -> ControllerOptions:
@@ -47,4 +74,6 @@ class Publication(BaseModel):
 
     snapshot: FleetSnapshot
     routing: Policy
+    dry_run: DryRun | None = None
+    admission: AdmissionOptions = AdmissionOptions()
     freshness: FreshnessOptions

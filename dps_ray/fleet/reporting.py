@@ -20,6 +20,9 @@ class ReportOptions(BaseModel):
     """Longest silence, seconds. Routers call an entry stale after the controller's
     ``stale_after_s``: keep this below a third of it."""
 
+    lease_poll_s: Annotated[float, Field(gt=0.0)] = 0.25
+    """Time between two reports while the replica waits for a restore lease, seconds."""
+
     @model_validator(mode="after")
     def _relations(self) -> Self:
         if self.poll_period_s > self.heartbeat_s:
@@ -42,7 +45,9 @@ class ReportSchedule:
         """Whether ``state`` must be sent now."""
         if transition_key(state) != self._delivered:
             return True
-        return now_s - self._delivered_at_s >= self._options.heartbeat_s
+        waits = state.wants_restore and not state.has_lease
+        period_s = self._options.lease_poll_s if waits else self._options.heartbeat_s
+        return now_s - self._delivered_at_s >= period_s
 
     def delivered(self, state: ReplicaState, now_s: float) -> None:
         """Note that ``state`` has reached the controller."""

@@ -67,6 +67,14 @@ class ReplicaState(BaseModel):
     """Residual bytes are on their way back."""
     restore_progress: Share | None = None
     """Share of residual bytes in place."""
+    wants_restore: bool | None = None
+    """Demand would let residual bytes return now."""
+    has_lease: bool | None = None
+    """The replica holds a valid restore lease."""
+    may_go_fast: bool | None = None
+    """The fleet's precision budget lets the replica leave full mode."""
+    full_requests: Count | None = None
+    """Requests on the replica that insist on full precision."""
 
     used_blocks: Count | None = None
     """KV blocks held by live requests."""
@@ -128,6 +136,8 @@ class ReplicaState(BaseModel):
         health: Health,
         node_id: str | None = None,
         deployment: str | None = None,
+        has_lease: bool | None = None,
+        may_go_fast: bool | None = None,
     ) -> Self:
         """Build the state of an elastic engine from one reading of its status page."""
         return cls(
@@ -143,6 +153,10 @@ class ReplicaState(BaseModel):
             pin=status.pin,
             restoring=status.restoring,
             restore_progress=status.restore_progress,
+            wants_restore=status.wants_restore,
+            has_lease=has_lease,
+            may_go_fast=may_go_fast,
+            full_requests=status.full_requests,
             used_blocks=status.used_blocks,
             free_blocks=status.free_blocks,
             headroom_blocks=status.headroom_blocks,

@@ -38,7 +38,14 @@ class _Record:
 
 def transition_key(state: ReplicaState) -> tuple[object, ...]:
     """The part of a state whose change is a transition: pushed and published without delay."""
-    return (state.health, state.mode, state.pin, state.restoring, state.fault)
+    return (
+        state.health,
+        state.mode,
+        state.pin,
+        state.restoring,
+        state.wants_restore,
+        state.fault,
+    )
 
 
 class StateTable:

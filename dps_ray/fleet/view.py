@@ -14,6 +14,7 @@ from dps_ray.fleet.publication import ControllerOptions, Publication
 from dps_ray.fleet.routing import Decision, Hint, Peer
 from dps_ray.fleet.snapshot import FreshnessOptions, Standing
 from dps_ray.fleet.table import StateTable
+from dps_ray.fleet.tally import DryRun, RouterReport, RouterTally
 
 NO_ASK = Ask()
 
@@ -35,6 +36,7 @@ class FleetView:
     def __init__(self, rng: np.random.Generator, node_id: str | None = None) -> None:
         defaults = ControllerOptions()
         self.version: int | None = None
+        self.admission = defaults.admission
         self._rng = rng
         self._node_id = node_id
         self._freshness: FreshnessOptions = defaults.ageing
@@ -46,6 +48,9 @@ class FleetView:
         self._next_change_s = float("inf")
         self._policy: Policy = defaults.routing
         self._pipeline: Pipeline = self._policy.build(rng)
+        self._dry_run: DryRun | None = None
+        self._dry_pipeline: Pipeline | None = None
+        self.tally = RouterTally()
 
     @property
     def policy(self) -> Policy:
@@ -61,6 +66,11 @@ class FleetView:
         if publication.routing != self._policy:
             self._policy = publication.routing
             self._pipeline = self._policy.build(self._rng)
+        if publication.dry_run != self._dry_run:
+            self._dry_run = dry_run = publication.dry_run
+            self._dry_pipeline = dry_run.policy.build(self._rng) if dry_run is not None else None
+            self.tally.start_dry_run(dry_run.policy.name if dry_run is not None else None)
+        self.admission = publication.admission
         self.version = publication.snapshot.version
         if publication.freshness != self._freshness:
             self._freshness = publication.freshness
@@ -78,6 +88,7 @@ class FleetView:
         self._columns = Columns(peers, self._node_id)
         self._hints = {peer.replica_id: peer.hint for peer in peers}
         self._in_flight.retain(self._columns.index)
+        self.tally.retain(self._columns.index)
         for row, replica_id in enumerate(self._columns.ids):
             if replica_id in old.index:
                 self._columns.queue_len[row] = old.queue_len[old.index[replica_id]]
@@ -99,7 +110,22 @@ class FleetView:
         if now_s >= self._next_change_s:
             self._refresh_all(now_s)
         matches = self._prefixes.matches(ask.prefix) if ask.prefix else {}
-        return self._pipeline.decide(self._columns, ask, matches, limit=limit, explain=explain)
+        explain = explain or self.tally.wants_example
+        decision = self._pipeline.decide(self._columns, ask, matches, limit=limit, explain=explain)
+        self.tally.note(decision, ask, blind=not self._columns.live.any())
+        dry_run, beside = self._dry_run, self._dry_pipeline
+        if dry_run is not None and beside is not None and self._rng.random() < dry_run.share:
+            self.tally.compare(decision, self._columns, ask, matches, self._pipeline, beside)
+        return decision
+
+    def report(self, router_id: str) -> RouterReport:
+        """What this router tells the controller about itself."""
+        return self.tally.report(
+            router_id=router_id,
+            node_id=self._node_id,
+            policy=self._policy.name,
+            version=self.version,
+        )
 
     def pick(self, request_id: str, replica_id: str, now_s: float) -> None:
         """Count a request against the replica it is about to be sent to."""

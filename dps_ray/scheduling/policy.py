@@ -118,13 +118,18 @@ class SwitchPolicy:
         self._heading = Mode.FAST
         self._pressed_at = now
 
-    def next_mode(self, pressure: Pressure, pin: Pin, *, allowed: Mode, now: float) -> Mode:
+    def next_mode(
+        self, pressure: Pressure, pin: Pin, *, allowed: Mode, now: float, stay_full: bool = False
+    ) -> Mode:
         """Decide the mode of the step being planned, without recording it.
 
-        ``allowed`` is the highest precision that the memory allows.
+        ``allowed`` is the highest precision that the memory allows; with ``stay_full`` a replica in
+        full mode remains there, which presumes that nothing was lent.
         Between the thresholds the heading stays what it was, so a return that began at the low
         one completes although demand has grown since, unless it reaches the high one.
         """
+        if stay_full and self._mode is Mode.FULL:
+            return allowed
         if pin is not Pin.AUTO:
             self._heading = Mode(pin.value)
         elif self._heading is Mode.FULL and self.wants_fast(pressure, now):

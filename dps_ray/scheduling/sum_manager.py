@@ -18,6 +18,7 @@ from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.compaction import plan_moves
 from dps_ray.scheduling.counters import Counters
 from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure, SwitchLimits, SwitchPolicy
 from dps_ray.scheduling.retry import RestoreRetry, RetryLimits
 from dps_ray.scheduling.states import LedgerError, UnitState
@@ -98,6 +99,8 @@ class SumManager:
         self._blocks = blocks
         self._clock = clock
         self._pin = pin
+        self._permits = Permits()
+        self._wants_restore = False
         self._restore_slots = max_restoring_units or ledger.num_units
         self._return_began_s: float | None = None
         # Orders for the next command. A unit in _zero belongs to the KV cache.
@@ -119,6 +122,16 @@ class SumManager:
     def pin(self) -> Pin:
         """The operator's pin."""
         return self._pin
+
+    @property
+    def wants_restore(self) -> bool:
+        """Whether restores would have begun in the latest step, permit or not."""
+        return self._wants_restore
+
+    @property
+    def awaits_permit(self) -> bool:
+        """Whether nothing but the permit keeps memory from returning."""
+        return self._wants_restore and not self._permits.restore and not self.ledger.open_restores
 
     @property
     def fault(self) -> str | None:
@@ -185,6 +198,10 @@ class SumManager:
         """
         self._pin = pin
         self._retry.reset()
+
+    def set_permits(self, permits: Permits) -> None:
+        """Obey ``permits`` from this step on; call it before the step's allocation."""
+        self._permits = permits
 
     # -- reports of the ranks ---------------------------------------------------------------------
 
@@ -265,7 +282,11 @@ class SumManager:
         self._policy.observe(pressure, now)
         restore = self._begin_restores(pressure, now)
         mode = self._policy.next_mode(
-            pressure, self._pin, allowed=self.ledger.mode_allowed(), now=now
+            pressure,
+            self._pin,
+            allowed=self.ledger.mode_allowed(),
+            now=now,
+            stay_full=self._permits.keeps_full(self._pin),
         )
         if self._policy.note_mode(mode, now):
             self._count_switch(mode, now)
@@ -319,6 +340,8 @@ class SumManager:
     # -- internals --------------------------------------------------------------------------------
 
     def _may_lend(self) -> bool:
+        if self.mode is Mode.FULL and self._permits.keeps_full(self._pin):
+            return False
         return self._policy.may_lend(self._pin, self._clock())
 
     def _lend(self) -> None:
@@ -334,11 +357,15 @@ class SumManager:
         self._blocks.reveal_unit(lend.unit)
 
     def _begin_restores(self, pressure: Pressure, now: float) -> tuple[RestoreTask, ...]:
-        if not self._policy.may_restore(pressure, self._pin, now) or not self._retry.may_start(now):
+        candidates: tuple[int, ...] = ()
+        if self._policy.may_restore(pressure, self._pin, now) and self._retry.may_start(now):
+            candidates = self.restore_candidates()
+        self._wants_restore = bool(candidates)
+        if not self._permits.restore:
             return ()
         slots = self._restore_slots - len(self.ledger.open_restores)
         tasks = []
-        for unit in self.restore_candidates()[: max(slots, 0)]:
+        for unit in candidates[: max(slots, 0)]:
             self._blocks.hide_unit(unit)
             tasks.append(self.ledger.begin_restore(unit))
         if tasks and self._return_began_s is None:

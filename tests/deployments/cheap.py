@@ -4,6 +4,7 @@ Workers do not import this module: it is pickled by value (see ``conftest.py``).
 """
 
 import asyncio
+import time
 from typing import Any
 
 from dps_deployments.controller_client import ControllerClient
@@ -16,6 +17,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from dps_ray.engine.status_page import StatusPage
+from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions
 from dps_ray.modes import Pin
 
@@ -41,11 +43,19 @@ class CheapReplica:
         identity = replica_identity()
         self._replica_id = identity.replica_id
         page = StatusPage.create(page_key(self._replica_id))
-        self._probe = ReplicaProbe(identity, code_version="test")
+        permits = ReplicaPermits(self._replica_id, time.monotonic())
+        self._probe = ReplicaProbe(identity, "test", permits)
         self._probe.engine_started(lambda: page.requested_pin() is Pin.FAST, page.read)
+
+        def obey() -> None:
+            now_s = time.monotonic()
+            page.set_permits(
+                restore_until_s=permits.restore_until_s(now_s), fast=permits.may_go_fast(now_s)
+            )
+
         client = ControllerClient(CONTROLLER_APP, caller=f"replica {self._replica_id}")
         self._reports = asyncio.create_task(
-            report_forever(client, self._probe.read, ReportOptions())
+            report_forever(client, self._probe.read, permits, obey, ReportOptions())
         )
 
     async def record_routing_stats(self) -> dict[str, Any]:

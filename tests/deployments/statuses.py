@@ -38,3 +38,5 @@ IDLE = EngineStatus(
     fault=None,
 )
 RESTORING = replace(IDLE, mode=Mode.FAST, restoring=True, restore_progress=0.5)
+LENT = replace(IDLE, mode=Mode.FAST, restore_progress=0.0, wants_restore=True)
+"""Weight memory is lent, and demand would let it return."""

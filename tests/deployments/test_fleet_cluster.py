@@ -1,10 +1,11 @@
 """Router and controller on a real cluster: steering, live policies, and a dead controller."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -18,7 +19,10 @@ from dps_ray.status import EngineStatus
 
 from .cheap import CONTROLLER_APP, cheap_app, page_key
 from .conftest import Cluster
-from .statuses import IDLE, RESTORING
+from .statuses import IDLE, LENT, RESTORING
+
+LEASE_TTL_S = 4.0
+RESTORE_S = 0.5
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -130,11 +134,58 @@ def test_wrong_live_configuration_is_shown_and_leaves_the_old_one(fleet: Fleet) 
     until(lambda: fleet.cluster.status()["config_error"] is None)
 
 
-def test_service_and_steering_go_on_while_the_controller_is_dead(fleet: Fleet) -> None:
-    victim, other = fleet.pages
-    fleet.set(victim, RESTORING)
-    time.sleep(0.1)
-    version = fleet.cluster.status()["version"]
+class PlayedEngine:
+    """Plays a replica's engine that has lent memory and restores it once it is allowed to."""
+
+    def __init__(self, page: StatusPage) -> None:
+        self._page = page
+        self.restored: tuple[float, float] | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        self._page.publish(LENT)
+        while not self._page.permits()[0]:
+            if stop.wait(0.005):
+                return
+        started_s = time.monotonic()
+        self._page.publish(replace(RESTORING, wants_restore=True))
+        stop.wait(RESTORE_S)
+        self._page.publish(IDLE)
+        self.restored = (started_s, time.monotonic())
+
+
+def test_restores_never_overlap_under_one_lease_and_wait_for_a_controller_that_died(
+    fleet: Fleet,
+) -> None:
+    leases = {"max_concurrent": 1, "ttl_s": LEASE_TTL_S, "alone_after_s": None}
+    fleet.cluster.configure({"leases": leases})
+    until(lambda: fleet.cluster.status()["config"]["leases"]["max_concurrent"] == 1)
+    time.sleep(LEASE_TTL_S)
+    engines = {name: PlayedEngine(page) for name, page in fleet.pages.items()}
+    stop = threading.Event()
+    threads = [threading.Thread(target=e.run, args=(stop,)) for e in engines.values()]
+    try:
+        for thread in threads:
+            thread.start()
+        until(lambda: any(engine.restored for engine in engines.values()), timeout_s=20.0)
+        kill_controller()
+        killed_s = time.monotonic()
+        assert sum(fleet.ask(40).values()) == 40
+        until(lambda: all(engine.restored for engine in engines.values()), timeout_s=60.0)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    (_, first_ended_s), (second_began_s, _) = sorted(
+        engine.restored for engine in engines.values() if engine.restored
+    )
+    assert second_began_s >= first_ended_s
+    # A new controller grants nothing before every lease of the dead one has run out.
+    assert second_began_s > killed_s + LEASE_TTL_S or second_began_s < killed_s
+    until(lambda: _is_back(fleet), timeout_s=60.0)
+    fleet.cluster.configure({})
+
+
+def kill_controller() -> None:
     prefix = f"SERVE_REPLICA::{CONTROLLER_APP}#"
     (name,) = [
         actor["name"]
@@ -142,6 +193,14 @@ def test_service_and_steering_go_on_while_the_controller_is_dead(fleet: Fleet) -
         if actor["name"].startswith(prefix)
     ]
     ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
+
+
+def test_service_and_steering_go_on_while_the_controller_is_dead(fleet: Fleet) -> None:
+    victim, other = fleet.pages
+    fleet.set(victim, RESTORING)
+    time.sleep(0.1)
+    version = fleet.cluster.status()["version"]
+    kill_controller()
     assert fleet.ask(100) == {other: 100}
     until(lambda: _is_back(fleet), timeout_s=60.0)
     assert fleet.cluster.status()["version"] > version

@@ -107,6 +107,71 @@ def test_stream_ends_with_done_and_gives_the_same_text(api: httpx.Client) -> Non
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == whole
 
 
+def ask(api: httpx.Client, **headers: str) -> httpx.Response:
+    body = {"model": MODEL, "prompt": "def add(a, b):", "max_tokens": 8, "ignore_eos": True}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return api.post("/v1/completions", json=body, headers=named)
+
+
+def test_response_tells_which_mode_made_its_tokens(api: httpx.Client) -> None:
+    answer = ask(api, X_DPS_Precision="full").raise_for_status()
+    assert answer.json()["usage"]["dps"] == {"tokens_full": 8, "tokens_fast": 0}
+    assert (answer.headers["X-DPS-Tokens-Full"], answer.headers["X-DPS-Tokens-Fast"]) == ("8", "0")
+
+
+def test_last_chunk_of_a_stream_tells_which_mode_made_its_tokens(api: httpx.Client) -> None:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 4,
+        "stream": True,
+    }
+    with api.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: {")]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    (told,) = [chunk["dps"] for chunk in chunks if "dps" in chunk]
+    assert told == {"tokens_full": told["tokens_full"], "tokens_fast": 0}
+    assert 1 <= told["tokens_full"] <= 4
+
+
+def test_unknown_precision_is_refused_with_the_choices(api: httpx.Client) -> None:
+    answer = ask(api, X_DPS_Precision="half")
+    assert answer.status_code == 400
+    assert "give one of any, prefer-full, full" in answer.json()["error"]["message"]
+
+
+def test_request_that_insists_on_full_precision_is_refused_in_its_time_and_served_later(
+    api: httpx.Client, cluster: Cluster
+) -> None:
+    cluster.configure({"pins": {"*": "fast"}})
+    wait_for_mode(cluster, "fast")
+    started_s = time.monotonic()
+    answer = ask(api, X_DPS_Precision="full", X_DPS_Wait_S="0.5")
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert time.monotonic() - started_s < 3.0
+    assert ask(api).raise_for_status().json()["usage"]["dps"] == {
+        "tokens_full": 0,
+        "tokens_fast": 8,
+    }
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, api, X_DPS_Precision="full", X_DPS_Wait_S="30")
+        time.sleep(0.3)
+        cluster.configure({})
+        answer = waiting.result().raise_for_status()
+    assert answer.json()["usage"]["dps"] == {"tokens_full": 8, "tokens_fast": 0}
+
+
+def wait_for_mode(cluster: Cluster, mode: str) -> None:
+    deadline_s = time.monotonic() + 30.0
+    while not any(
+        entry["standing"] == "live" and entry["state"]["mode"] == mode
+        for entry in cluster.status()["replicas"]
+    ):
+        assert time.monotonic() < deadline_s, f"no replica in {mode} mode"
+        time.sleep(0.1)
+
+
 def test_burst_goes_fast_and_the_controller_sees_it_come_back(
     api: httpx.Client, cluster: Cluster
 ) -> None:

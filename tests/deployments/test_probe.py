@@ -5,6 +5,7 @@ from dps_deployments.hints import from_stats, to_stats
 from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import ReplicaIdentity
 
+from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.routing import Hint
 from dps_ray.fleet.state import Health, Source
 from dps_ray.modes import Mode
@@ -15,7 +16,7 @@ from .statuses import IDLE, RESTORING
 
 @pytest.fixture
 def probe() -> ReplicaProbe:
-    return ReplicaProbe(ReplicaIdentity("r1", "llm#model", "node"), code_version="1")
+    return ReplicaProbe(ReplicaIdentity("r1", "llm#model", "node"), "1", ReplicaPermits("r1", 0.0))
 
 
 def test_replica_is_starting_until_its_engine_is_up(probe: ReplicaProbe) -> None:

@@ -40,7 +40,9 @@ dps_ray.engine.block_tables.redirect = lambda runner, moves: None
 
 def test_every_engine_check_holds_on_every_architecture() -> None:
     said: list[str] = []
-    report = check_engine(tuple(TINY), cache_root(), cycles=10, load_cycles=10, say=said.append)
+    report = check_engine(
+        tuple(TINY), cache_root(), cycles=10, load_cycles=10, floor_requests=200, say=said.append
+    )
     assert report.ok, [name for name, passed in report.checks.items() if not passed]
     assert report.figures["burst"]["preemptions_plain"] > 0
     assert any("tp=2" in name for name in report.checks)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +70,13 @@ def a_status(number: int = 0) -> EngineStatus:
     }
     return EngineStatus(
         **values
-        | {"mode": Mode.FAST, "pin": Pin.AUTO, "restoring": True, "fault": f"fault {number}"}  # type: ignore[arg-type]
+        | {
+            "mode": Mode.FAST,
+            "pin": Pin.AUTO,
+            "restoring": True,
+            "wants_restore": False,
+            "fault": f"fault {number}",
+        }  # type: ignore[arg-type]
     )
 
 
@@ -226,6 +233,21 @@ def test_page_of_a_dead_process_is_removed_and_that_of_a_living_one_stays(page: 
     remove_orphans()
     assert not orphan.exists()
     assert page._path.exists()
+
+
+def test_new_page_allows_everything(page: StatusPage) -> None:
+    assert page.permits() == (True, True)
+
+
+def test_permit_to_restore_ends_at_its_time(page: StatusPage) -> None:
+    page.set_permits(restore_until_s=time.monotonic() + 0.05, fast=False)
+    assert page.permits() == (True, False)
+    time.sleep(0.06)
+    assert page.permits() == (False, False)
+    page.set_permits(restore_until_s=0.0, fast=True)
+    assert page.permits() == (False, True)
+    page.set_permits(restore_until_s=None, fast=True)
+    assert page.permits() == (True, True)
 
 
 def test_page_of_another_pid_namespace_stays(page: StatusPage) -> None:

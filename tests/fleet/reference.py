@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
-from dps_ray.fleet.ask import Ask, Floor
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.policies import FullFirst, ModeAware
 from dps_ray.fleet.routing import Tier
 from dps_ray.fleet.snapshot import Standing
 from dps_ray.fleet.state import ReplicaState
-from dps_ray.modes import Mode
+from dps_ray.modes import Floor, Mode
 
 from .builders import Given
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps_ray.fleet.ask import Ask, Floor
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.pickers import Probe
 from dps_ray.fleet.policies import (
     FullFirst,
@@ -21,7 +21,7 @@ from dps_ray.fleet.policies import (
 from dps_ray.fleet.routing import Decision, Hint, Tier
 from dps_ray.fleet.scorers import Headroom, Locality, Precision
 from dps_ray.fleet.state import Health
-from dps_ray.modes import Mode
+from dps_ray.modes import Floor, Mode
 
 from . import reference
 from .builders import Given, columns_of, given_replica

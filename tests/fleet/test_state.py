@@ -42,6 +42,8 @@ STATUS = EngineStatus(
     backup_bytes=1 << 20,
     last_restore_s=None,
     fault=None,
+    wants_restore=True,
+    full_requests=2,
 )
 
 
@@ -59,7 +61,7 @@ def from_status(status: EngineStatus) -> ReplicaState:
 def test_state_carries_every_figure_it_shares_with_the_engine_status() -> None:
     state = from_status(STATUS)
     shared = {field.name for field in fields(EngineStatus)} & set(ReplicaState.model_fields)
-    assert len(shared - {"sequence"}) == 20
+    assert len(shared - {"sequence"}) == 22
     for name in shared - {"sequence"}:
         assert getattr(state, name) == getattr(STATUS, name), name
     assert state.source is Source.ENGINE

@@ -1,0 +1,62 @@
+"""A replica's side of the precision floor: wait for full mode, tell the engine, tell the client."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from dps_deployments.origins import observed, tell_origins
+from dps_deployments.refusals import precision_unavailable
+from dps_deployments.requests import PRECISION_FIELD, floor_of, wait_of
+from dps_ray.fleet.admission import AdmissionOptions
+from dps_ray.modes import Floor, Mode
+
+POLL_PERIOD_S = 0.02
+
+
+class PrecisionGate:
+    """Stands before an engine's ``chat`` and ``completions``.
+
+    The engine itself holds a request that insists on full precision back until it is in full mode;
+    the gate is what gives up in time.
+
+    Parameters
+    ----------
+    read_mode
+        The engine's mode; ``None`` when it is not known.
+    options
+        Bounds on waiting.
+    """
+
+    def __init__(self, read_mode: Callable[[], Mode | None], options: AdmissionOptions) -> None:
+        self._read_mode = read_mode
+        self._options = options
+
+    def guard(self, engine: Any, client: Any) -> None:
+        """Put the gate before an engine of ``ray.serve.llm`` and its vLLM client."""
+        client.generate = observed(client.generate)
+        for method in ("chat", "completions"):
+            setattr(engine, method, self._guarded(getattr(engine, method)))
+
+    def _guarded(self, method: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+        async def guarded(request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+            headers = getattr(raw_request_info, "headers", None)
+            floor = floor_of(request, headers)
+            if floor is not Floor.ANY:
+                request.vllm_xargs = {**(request.vllm_xargs or {}), PRECISION_FIELD: floor.value}
+            if floor is Floor.FULL:
+                await self._wait_for_full(wait_of(headers))
+            async for response in tell_origins(method(request, raw_request_info)):
+                yield response
+
+        return guarded
+
+    async def _wait_for_full(self, asked_s: float | None) -> None:
+        limit_s = self._options.full_wait_s
+        limit_s = limit_s if asked_s is None else min(asked_s, limit_s)
+        started_s = time.monotonic()
+        while self._read_mode() is Mode.FAST:
+            waited_s = time.monotonic() - started_s
+            if waited_s >= limit_s:
+                raise precision_unavailable(waited_s, self._options.min_retry_after_s)
+            await asyncio.sleep(POLL_PERIOD_S)

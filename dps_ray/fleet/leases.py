@@ -1,0 +1,291 @@
+"""Restore leases: who may bring its residual back now, so that replicas do not all do it at once.
+
+A restore takes host-link bandwidth and keeps new work away from its replica. The book is the
+controller's side; ``LeaseHolder`` is the replica's.
+
+Why there are never more valid leases than the limit: a lease runs, on the replica's clock, from the
+moment the report was *sent* that it answers, and on the controller's from the moment that report
+*arrived*, so the replica's ends first. A new controller grants nothing for one lease time, in which
+every lease of its predecessor has been reported or has run out.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dps_ray.fleet.snapshot import Entry, Standing
+from dps_ray.fleet.state import Health, ReplicaState
+
+
+class LeaseOptions(BaseModel):
+    """How many replicas may restore at once, and when nobody may begin."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = True
+    """``false``: every replica restores when it likes."""
+    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    """Most leases at once. Default: ``max_share`` of the live replicas, at least one."""
+    max_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25
+    max_per_node: Annotated[int, Field(ge=1)] = 2
+    """Most leases on one node at once: its replicas share the links to host memory."""
+    ttl_s: Annotated[float, Field(gt=0.0)] = 10.0
+    """Life of a lease that is not renewed, seconds. Every report of its holder renews it."""
+    min_headroom_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    """Headroom of the live replicas that do not restore, as a share of their KV memory, below which
+    leases are revoked and none is granted: a restoring replica gets no new work, and the others
+    could not take it."""
+    min_known_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    """Share of the known replicas that must be live. Below it the controller is blind and grants
+    nothing."""
+    alone_after_s: Annotated[float, Field(gt=0.0)] | None = 60.0
+    """A replica that has not reached the controller for so long restores without a lease, each at a
+    moment of its own between this time and twice this time. ``null``: never; it stays in fast mode
+    until a controller is back, and serves on meanwhile."""
+
+
+class Refusal(StrEnum):
+    """Why a replica that wants to restore may not."""
+
+    BLIND = "blind"
+    """The controller is new, or too few replicas are live."""
+    PRESSURE = "pressure"
+    """The others have no memory to spare."""
+    LEAVING = "leaving"
+    """The replica is draining or dead."""
+    FULL = "full"
+    """The fleet's leases are taken, or older wishes come first."""
+    NODE = "node"
+    """The node's leases are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A permit of one replica."""
+
+    replica_id: str
+    node_id: str | None
+    granted_at_s: float
+    expires_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFigures:
+    """What the whole fleet looks like to those who decide on one replica."""
+
+    live: int
+    present: int
+    """Live and stale replicas."""
+    headroom_blocks: int
+    """Of live replicas that do not restore and know it."""
+    total_blocks: int
+    """KV blocks of the same replicas."""
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Self:
+        """Sum up a snapshot."""
+        live = present = headroom = total = 0
+        for entry in entries:
+            present += entry.standing in (Standing.LIVE, Standing.STALE)
+            state = entry.state
+            if entry.standing is not Standing.LIVE or state is None:
+                continue
+            live += 1
+            if not state.restoring and state.headroom_blocks is not None and state.total_blocks:
+                headroom += state.headroom_blocks
+                total += state.total_blocks
+        return cls(live, present, headroom, total)
+
+
+class LeaseBook:
+    """The leases of a fleet. Soft state: a new book learns them from the holders' reports.
+
+    Parameters
+    ----------
+    options
+        Limits; replace them with ``reconfigure``.
+    clock
+        Monotonic seconds.
+    """
+
+    def __init__(self, options: LeaseOptions, clock: Callable[[], float]) -> None:
+        self._options = options
+        self._clock = clock
+        self._started_at_s = clock()
+        self._leases: dict[str, Lease] = {}
+        self._wishes: dict[str, _Wish] = {}
+        self._unleased: dict[str, float] = {}
+        """Replicas that restore without a lease, and when that was last heard."""
+        self.granted = 0
+        """Leases granted since start; renewals do not count."""
+        self.revoked = 0
+
+    @property
+    def options(self) -> LeaseOptions:
+        return self._options
+
+    def reconfigure(self, options: LeaseOptions) -> None:
+        """Change the limits; more leases than a lower limit allows run out one by one."""
+        self._options = options
+
+    def leases(self) -> list[Lease]:
+        """Leases that are valid now, oldest first."""
+        self._expire()
+        return sorted(self._leases.values(), key=lambda lease: lease.granted_at_s)
+
+    def answer(self, state: ReplicaState, fleet: Callable[[], FleetFigures]) -> bool | Refusal:
+        """Decide on one report.
+
+        Parameters
+        ----------
+        state
+            The report. It wants a lease while it ``wants_restore`` or is ``restoring``.
+        fleet
+            Figures of the fleet; asked for only when they matter.
+
+        Returns
+        -------
+        bool or Refusal
+            ``True``: a lease, new or renewed. ``False``: none wanted. Else why there is none.
+        """
+        self._expire()
+        now_s, replica_id = self._clock(), state.replica_id
+        if not (state.wants_restore or state.restoring):
+            self.forget([replica_id])
+            return False
+        wish = self._wishes.get(replica_id)
+        self._wishes[replica_id] = _Wish(wish.since_s if wish else now_s, now_s)
+        refusal = self._objection(state, fleet(), now_s)
+        if refusal is not None:
+            if self._leases.pop(replica_id, None) is not None:
+                self.revoked += 1
+            if state.restoring:
+                self._unleased[replica_id] = now_s
+            return refusal
+        known = self._leases.get(replica_id)
+        self.granted += known is None
+        self._unleased.pop(replica_id, None)
+        self._leases[replica_id] = Lease(
+            replica_id=replica_id,
+            node_id=state.node_id,
+            granted_at_s=known.granted_at_s if known is not None else now_s,
+            expires_at_s=now_s + self._options.ttl_s,
+        )
+        return True
+
+    def forget(self, replica_ids: Iterable[str]) -> None:
+        """Drop replicas that are gone or want nothing."""
+        for replica_id in replica_ids:
+            self._leases.pop(replica_id, None)
+            self._wishes.pop(replica_id, None)
+            self._unleased.pop(replica_id, None)
+
+    def _objection(self, state: ReplicaState, fleet: FleetFigures, now_s: float) -> Refusal | None:
+        options, replica_id = self._options, state.replica_id
+        if state.health is not Health.READY:
+            return Refusal.LEAVING
+        if fleet.total_blocks and (
+            fleet.headroom_blocks < options.min_headroom_share * fleet.total_blocks
+        ):
+            return Refusal.PRESSURE
+        if replica_id in self._leases:
+            return None
+        if now_s < self._started_at_s + options.ttl_s:
+            # A valid lease that this book does not know is its predecessor's.
+            return None if state.has_lease else Refusal.BLIND
+        if fleet.live < options.min_known_share * fleet.present:
+            return Refusal.BLIND
+        free = self._limit(fleet) - len(self._leases.keys() | self._unleased.keys() - {replica_id})
+        since_s = self._wishes[replica_id].since_s
+        older = sum(
+            wish.since_s < since_s
+            for other, wish in self._wishes.items()
+            if other not in self._leases
+        )
+        if older >= free:
+            return Refusal.FULL
+        on_node = sum(lease.node_id == state.node_id for lease in self._leases.values())
+        if state.node_id is not None and on_node >= options.max_per_node:
+            return Refusal.NODE
+        return None
+
+    def _limit(self, fleet: FleetFigures) -> int:
+        if self._options.max_concurrent is not None:
+            return self._options.max_concurrent
+        return max(1, int(self._options.max_share * fleet.live))
+
+    def _expire(self) -> None:
+        now_s, ttl_s = self._clock(), self._options.ttl_s
+        for lease in [lease for lease in self._leases.values() if lease.expires_at_s <= now_s]:
+            del self._leases[lease.replica_id]
+        for replica_id in [r for r, wish in self._wishes.items() if now_s - wish.heard_s > ttl_s]:
+            del self._wishes[replica_id]
+        for replica_id in [r for r, at_s in self._unleased.items() if now_s - at_s > ttl_s]:
+            del self._unleased[replica_id]
+
+
+class LeaseHolder:
+    """The replica's side: until when may it begin to restore?
+
+    Before the first answer of a controller, and while none answers, the latest terms count; see
+    ``LeaseOptions.alone_after_s``.
+
+    Parameters
+    ----------
+    replica_id
+        Decides when this replica goes alone, so that not all do at once.
+    terms
+        Terms until a controller sends its own.
+    now_s
+        Monotonic seconds; every later ``now_s`` is of the same clock.
+    """
+
+    def __init__(self, replica_id: str, terms: LeaseOptions, now_s: float) -> None:
+        self._terms = terms
+        self._answered_at_s = now_s
+        self._until_s = 0.0
+        self._returned_at_s = float("-inf")
+        self._stagger = zlib.crc32(replica_id.encode()) / 2**32
+
+    def reporting(self, wanted: bool, now_s: float) -> None:
+        """Note that a report is about to be sent, and whether it says that a lease is wanted.
+
+        One that says no gives the lease back, whether or not its answer arrives: the controller
+        may have passed it on by then.
+        """
+        if not wanted:
+            self._until_s = 0.0
+            self._returned_at_s = now_s
+
+    def answered(self, terms: LeaseOptions, granted: bool, sent_at_s: float) -> None:
+        """Take in the controller's answer to a report that was sent at ``sent_at_s``."""
+        self._terms = terms
+        self._answered_at_s = sent_at_s
+        granted = granted and sent_at_s > self._returned_at_s
+        self._until_s = sent_at_s + terms.ttl_s if granted else 0.0
+
+    def has_lease(self, now_s: float) -> bool:
+        """Whether a lease is valid now."""
+        return self._terms.enabled and now_s < self._until_s
+
+    def restore_until_s(self, now_s: float) -> float | None:
+        """Restores may begin until then; ``None`` for any time."""
+        if not self._terms.enabled or self.is_alone(now_s):
+            return None
+        return self._until_s
+
+    def is_alone(self, now_s: float) -> bool:
+        """Whether the controller has been silent for so long that this replica decides itself."""
+        after_s = self._terms.alone_after_s
+        silence_s = now_s - self._answered_at_s
+        return after_s is not None and silence_s >= after_s * (1.0 + self._stagger)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    since_s: float
+    heard_s: float

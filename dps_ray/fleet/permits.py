@@ -1,0 +1,46 @@
+"""What a replica may do at this moment, from what the controller last said."""
+
+from dps_ray.fleet.coordinator import Reply
+from dps_ray.fleet.leases import LeaseHolder, LeaseOptions
+from dps_ray.fleet.state import ReplicaState
+from dps_ray.modes import Pin
+
+
+class ReplicaPermits:
+    """A replica's lease and allowance. Every ``now_s`` is monotonic seconds of one clock.
+
+    Until a controller has answered for the first time a replica neither restores nor goes fast on
+    its own, unless it has to wait so long that it goes alone; see ``LeaseOptions.alone_after_s``.
+    """
+
+    def __init__(self, replica_id: str, now_s: float) -> None:
+        self._holder = LeaseHolder(replica_id, LeaseOptions(), now_s)
+        self._may_go_fast: bool | None = None
+        self.pin: Pin | None = None
+        """The operator's pin; ``None``: the one the replica was started with."""
+
+    def has_lease(self, now_s: float) -> bool:
+        """Whether a restore lease is valid now."""
+        return self._holder.has_lease(now_s)
+
+    def may_go_fast(self, now_s: float) -> bool:
+        """Whether the replica may leave full mode. The latest answer counts until the next."""
+        if self._may_go_fast is None:
+            return self._holder.is_alone(now_s)
+        return self._may_go_fast
+
+    def restore_until_s(self, now_s: float) -> float | None:
+        """Restores may begin until then; ``None`` for any time."""
+        return self._holder.restore_until_s(now_s)
+
+    def sending(self, state: ReplicaState, now_s: float) -> None:
+        """Note that a report goes out."""
+        wanted = state.wants_restore or state.restoring
+        self._holder.reporting(bool(wanted), now_s)
+
+    def answered(self, reply: Reply, sent_at_s: float) -> None:
+        """Take in the answer to the report that was sent at ``sent_at_s``."""
+        if reply.verdict.accepted:
+            self._holder.answered(reply.terms, reply.lease, sent_at_s)
+            self._may_go_fast = reply.may_go_fast
+            self.pin = reply.pin

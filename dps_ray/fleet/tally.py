@@ -1,0 +1,176 @@
+"""What one router has decided: counts, a recent example with its reasons, and the dry run."""
+
+import time
+from collections.abc import Callable, Collection
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dps_ray.fleet.ask import Ask
+from dps_ray.fleet.columns import Columns
+from dps_ray.fleet.pipeline import Pipeline
+from dps_ray.fleet.policies import Policy
+from dps_ray.fleet.routing import Decision, Reason
+from dps_ray.fleet.scorers import Matches
+from dps_ray.modes import Floor
+
+EXAMPLE_CANDIDATES = 8
+
+
+class DryRun(BaseModel):
+    """A policy that decides beside the live one and moves no request."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policy: Policy
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    """Share of decisions that it also makes."""
+
+
+class DryRunFigures(BaseModel):
+    """How a dry run compares. Regret is in the cost units of the policy that judges: what that
+    policy thinks is lost by following the other, on average, where both picks are of one tier."""
+
+    policy: str
+    compared: int = 0
+    agreed: int = 0
+    worse_tier: int = 0
+    """Dry-run picks that are of a worse tier in the live policy's eyes."""
+    better_tier: int = 0
+    """Live picks that are of a worse tier in the dry-run policy's eyes."""
+    live_regret: float = 0.0
+    """The live policy's opinion of the dry run's picks; never below 0."""
+    dry_run_regret: float = 0.0
+    """The dry-run policy's opinion of the live picks; never below 0."""
+
+
+class Example(BaseModel):
+    """One decision with its reasons."""
+
+    time_s: float
+    """Wall clock, seconds since the epoch."""
+    floor: Floor
+    session: bool
+    prefix_chunks: int
+    order: tuple[str, ...]
+    probe: bool
+    reasons: tuple[Reason, ...]
+    """Of the best candidates."""
+
+
+class RouterReport(BaseModel):
+    """What a router tells the controller about itself, about once a second."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    router_id: str
+    node_id: str | None
+    policy: str
+    version: int | None
+    """Publication that it decides on."""
+    decisions: int = 0
+    probes: int = 0
+    blind: int = 0
+    """Decisions made without one live replica, on Serve's own statistics."""
+    unplaced: int = 0
+    """Decisions for which every replica was excluded."""
+    picks: dict[str, int] = {}
+    """First choices by replica since the router started."""
+    dry_run: DryRunFigures | None = None
+    example: Example | None = None
+
+
+class RouterTally:
+    """Counts of one router since it started.
+
+    Parameters
+    ----------
+    wall_clock
+        Seconds since the epoch, for people.
+    """
+
+    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall_clock = wall_clock
+        self._decisions = self._probes = self._blind = self._unplaced = 0
+        self._picks: dict[str, int] = {}
+        self._figures: DryRunFigures | None = None
+        self._example: Example | None = None
+        self.wants_example = True
+        """The next decision should come with its reasons."""
+
+    def note(self, decision: Decision, ask: Ask, blind: bool) -> None:
+        """Count a decision."""
+        self._decisions += 1
+        self._probes += decision.probe
+        self._blind += blind
+        if decision.order:
+            self._picks[decision.order[0]] = self._picks.get(decision.order[0], 0) + 1
+        else:
+            self._unplaced += 1
+        if decision.reasons is not None:
+            self.wants_example = False
+            self._example = Example(
+                time_s=self._wall_clock(),
+                floor=ask.floor,
+                session=ask.session is not None,
+                prefix_chunks=len(ask.prefix),
+                order=decision.order[:EXAMPLE_CANDIDATES],
+                probe=decision.probe,
+                reasons=decision.reasons[:EXAMPLE_CANDIDATES],
+            )
+
+    def start_dry_run(self, policy: str | None) -> None:
+        """Begin to compare with a policy, or stop comparing."""
+        self._figures = DryRunFigures(policy=policy) if policy is not None else None
+
+    def compare(
+        self,
+        decision: Decision,
+        columns: Columns,
+        ask: Ask,
+        matches: Matches,
+        live: Pipeline,
+        dry_run: Pipeline,
+    ) -> None:
+        """Let the dry run decide too and note what each policy thinks of the other's pick."""
+        figures = self._figures
+        assert figures is not None, "a dry run has begun"
+        chosen = decision.order[:1]
+        other = dry_run.decide(columns, ask, matches, limit=1).order
+        if not chosen or not other or decision.probe:
+            return
+        figures.compared += 1
+        figures.agreed += chosen == other
+        mine, theirs = columns.index[chosen[0]], columns.index[other[0]]
+        tiers, costs = live.costs(columns, ask, matches)
+        figures.worse_tier += bool(tiers[theirs] > tiers[mine])
+        regret = float(costs[theirs] - costs[mine]) if tiers[theirs] == tiers[mine] else 0.0
+        figures.live_regret += (max(0.0, regret) - figures.live_regret) / figures.compared
+        tiers, costs = dry_run.costs(columns, ask, matches)
+        figures.better_tier += bool(tiers[mine] > tiers[theirs])
+        regret = float(costs[mine] - costs[theirs]) if tiers[theirs] == tiers[mine] else 0.0
+        figures.dry_run_regret += (max(0.0, regret) - figures.dry_run_regret) / figures.compared
+
+    def report(
+        self, *, router_id: str, node_id: str | None, policy: str, version: int | None
+    ) -> RouterReport:
+        """The counts, and the example since the last report; asks for a new one."""
+        example, self._example = self._example, None
+        self.wants_example = True
+        return RouterReport(
+            router_id=router_id,
+            node_id=node_id,
+            policy=policy,
+            version=version,
+            decisions=self._decisions,
+            probes=self._probes,
+            blind=self._blind,
+            unplaced=self._unplaced,
+            picks=dict(self._picks),
+            dry_run=self._figures.model_copy() if self._figures is not None else None,
+            example=example,
+        )
+
+    def retain(self, replica_ids: Collection[str]) -> None:
+        """Drop the picks of replicas that Serve no longer offers."""
+        self._picks = {name: count for name, count in self._picks.items() if name in replica_ids}

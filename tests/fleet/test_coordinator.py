@@ -1,0 +1,78 @@
+"""One report in, one answer out: table, leases and budget together."""
+
+import pytest
+
+from dps_ray.config import DpsConfigError
+from dps_ray.fleet.coordinator import Coordinator
+from dps_ray.fleet.leases import LeaseOptions, Refusal
+from dps_ray.fleet.publication import ControllerOptions, parse_controller_options
+from dps_ray.fleet.state import Health
+from dps_ray.fleet.table import Verdict
+from dps_ray.modes import Pin
+
+from .builders import replica_state
+from .test_leases import Clock
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def coordinator(clock: Clock) -> Coordinator:
+    made = Coordinator(ControllerOptions(leases=LeaseOptions(max_concurrent=1)), clock)
+    clock.now_s += made.options.leases.ttl_s
+    return made
+
+
+def test_second_wish_waits_for_the_first_restore_to_end(coordinator: Coordinator) -> None:
+    assert coordinator.report(replica_state("a", 1, wants_restore=True)).lease
+    reply = coordinator.report(replica_state("b", 1, wants_restore=True))
+    assert (reply.lease, reply.refusal) == (False, Refusal.FULL)
+    assert coordinator.refusals == {"b": Refusal.FULL}
+    coordinator.report(replica_state("a", 2))
+    assert coordinator.report(replica_state("b", 2, wants_restore=True)).lease
+    assert coordinator.refusals == {}
+
+
+def test_outdated_report_neither_takes_nor_gives_back_a_lease(coordinator: Coordinator) -> None:
+    assert coordinator.report(replica_state("a", 5, wants_restore=True)).lease
+    reply = coordinator.report(replica_state("a", 4, wants_restore=False))
+    assert (reply.verdict, reply.lease) == (Verdict.OUTDATED, False)
+    assert [lease.replica_id for lease in coordinator.book.leases()] == ["a"]
+
+
+def test_lease_of_a_dead_replica_is_free_at_once(coordinator: Coordinator) -> None:
+    assert coordinator.report(replica_state("a", 1, wants_restore=True)).lease
+    coordinator.report(replica_state("a", 2, health=Health.DEAD, wants_restore=True))
+    assert coordinator.report(replica_state("b", 1, wants_restore=True)).lease
+
+
+def test_replica_that_fell_silent_is_forgotten_everywhere(
+    coordinator: Coordinator, clock: Clock
+) -> None:
+    coordinator.report(replica_state("b", 1, wants_restore=True))
+    coordinator.report(replica_state("a", 1, wants_restore=True))
+    clock.now_s += coordinator.options.ageing.forget_after_s + 1
+    coordinator.tick()
+    assert coordinator.aggregate.snapshot().entries == ()
+    assert (coordinator.book.leases(), coordinator.refusals) == ([], {})
+
+
+def test_new_terms_reach_replicas_with_their_next_answer(coordinator: Coordinator) -> None:
+    coordinator.reconfigure(ControllerOptions(leases=LeaseOptions(enabled=False)))
+    assert not coordinator.report(replica_state("a")).terms.enabled
+
+
+def test_pin_of_a_replica_beats_the_pin_of_all_others(coordinator: Coordinator) -> None:
+    coordinator.reconfigure(ControllerOptions(pins={"a": Pin.FULL, "*": Pin.FAST}))
+    pins = [coordinator.report(replica_state(name)).pin for name in "ab"]
+    coordinator.reconfigure(ControllerOptions())
+    pins.append(coordinator.report(replica_state("a", 2)).pin)
+    assert pins == [Pin.FULL, Pin.FAST, None]
+
+
+def test_lease_must_outlive_the_silence_after_which_its_holder_is_stale() -> None:
+    with pytest.raises(DpsConfigError, match=r"leases\.ttl_s \(3\.0\) must be above"):
+        parse_controller_options({"leases": {"ttl_s": 3.0}})

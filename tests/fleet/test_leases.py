@@ -1,0 +1,289 @@
+"""Restore leases: never more than allowed, through lost messages, silence and crashes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from dps_ray.fleet.leases import FleetFigures, LeaseBook, LeaseHolder, LeaseOptions, Refusal
+from dps_ray.fleet.snapshot import Entry, FreshnessOptions, classify
+from dps_ray.fleet.state import Health, ReplicaState
+
+from .builders import replica_state
+
+TTL_S = 10.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def figures(**changes: int) -> FleetFigures:
+    return FleetFigures(
+        **{"live": 8, "present": 8, "headroom_blocks": 500, "total_blocks": 800, **changes}
+    )
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def book(clock: Clock) -> LeaseBook:
+    """A book that has seen the fleet for long enough."""
+    made = LeaseBook(LeaseOptions(ttl_s=TTL_S, max_concurrent=2, max_per_node=1), clock)
+    clock.now_s += TTL_S
+    return made
+
+
+def wish(replica_id: str, node_id: str | None = None, **changes: Any) -> ReplicaState:
+    return replica_state(replica_id, node_id=node_id, **{"wants_restore": True, **changes})
+
+
+def ask(book: LeaseBook, state: ReplicaState, **changes: int) -> bool | Refusal:
+    return book.answer(state, lambda: figures(**changes))
+
+
+def test_leases_go_to_the_oldest_wishes_and_no_further(book: LeaseBook, clock: Clock) -> None:
+    answers = []
+    for replica_id in "abc":
+        clock.now_s += 0.1
+        answers.append(ask(book, wish(replica_id)))
+    assert answers == [True, True, Refusal.FULL]
+
+
+def test_lease_that_ends_goes_to_whoever_has_waited_longest(book: LeaseBook, clock: Clock) -> None:
+    for replica_id in "abcd":
+        clock.now_s += 0.1
+        ask(book, wish(replica_id))
+    assert ask(book, replica_state("a", wants_restore=False)) is False
+    assert ask(book, wish("d")) is Refusal.FULL
+    assert ask(book, wish("c")) is True
+
+
+def test_node_limit_holds_where_the_fleet_has_leases_left(book: LeaseBook) -> None:
+    assert ask(book, wish("a", node_id="n1")) is True
+    assert ask(book, wish("b", node_id="n1")) is Refusal.NODE
+    assert ask(book, wish("c", node_id="n2")) is True
+
+
+def test_reports_renew_a_lease_and_silence_ends_it(book: LeaseBook, clock: Clock) -> None:
+    assert ask(book, wish("a")) is True
+    clock.now_s += TTL_S - 1
+    assert ask(book, wish("a", restoring=True)) is True
+    clock.now_s += TTL_S - 1
+    assert [lease.replica_id for lease in book.leases()] == ["a"]
+    clock.now_s += 1
+    assert book.leases() == []
+
+
+@pytest.mark.parametrize("health", [Health.DRAINING, Health.DEAD, Health.STARTING])
+def test_replica_that_is_leaving_gets_no_lease_and_loses_its_own(
+    book: LeaseBook, health: Health
+) -> None:
+    assert ask(book, wish("a")) is True
+    assert ask(book, wish("a", health=health)) is Refusal.LEAVING
+    assert book.leases() == []
+
+
+def test_pressure_revokes_leases_and_grants_none(book: LeaseBook) -> None:
+    assert ask(book, wish("a")) is True
+    assert ask(book, wish("a"), headroom_blocks=10) is Refusal.PRESSURE
+    assert ask(book, wish("b"), headroom_blocks=10) is Refusal.PRESSURE
+    assert (book.leases(), book.revoked) == ([], 1)
+
+
+def test_new_book_grants_nothing_for_one_lease_time_but_knows_valid_leases(clock: Clock) -> None:
+    book = LeaseBook(LeaseOptions(ttl_s=TTL_S), clock)
+    assert ask(book, wish("new")) is Refusal.BLIND
+    assert ask(book, wish("holder", has_lease=True)) is True
+    clock.now_s += TTL_S - 0.1
+    assert ask(book, wish("new")) is Refusal.BLIND
+
+
+def test_book_that_sees_too_little_of_the_fleet_grants_nothing(book: LeaseBook) -> None:
+    assert ask(book, wish("a"), live=3) is Refusal.BLIND
+    assert ask(book, wish("a"), live=4) is True
+
+
+def test_restore_without_a_lease_takes_one_away_from_the_others(book: LeaseBook) -> None:
+    assert ask(book, wish("a")) is True
+    assert ask(book, wish("b")) is True
+    assert ask(book, wish("alone", restoring=True)) is Refusal.FULL
+    ask(book, replica_state("a", wants_restore=False))
+    assert ask(book, wish("c")) is Refusal.FULL
+    ask(book, replica_state("alone", wants_restore=False))
+    assert ask(book, wish("c")) is True
+
+
+def test_default_limit_is_a_share_of_the_live_replicas_and_at_least_one(clock: Clock) -> None:
+    book = LeaseBook(LeaseOptions(ttl_s=TTL_S, max_share=0.25), clock)
+    clock.now_s += TTL_S
+    answers = [ask(book, wish(str(number)), live=9) for number in range(4)]
+    assert answers == [True, True, Refusal.FULL, Refusal.FULL]
+    lonely = LeaseBook(LeaseOptions(ttl_s=TTL_S), clock)
+    clock.now_s += TTL_S
+    assert ask(lonely, wish("a"), live=1, present=1) is True
+
+
+def test_holder_may_restore_for_the_life_of_its_lease_from_the_sending_of_the_report() -> None:
+    terms = LeaseOptions(ttl_s=TTL_S, alone_after_s=None)
+    holder = LeaseHolder("a", terms, 0.0)
+    assert holder.restore_until_s(1.0) == 0.0
+    holder.answered(terms, granted=True, sent_at_s=5.0)
+    assert holder.restore_until_s(6.0) == 15.0
+    assert holder.has_lease(14.9)
+    assert not holder.has_lease(15.0)
+
+
+def test_holders_without_a_controller_go_alone_one_after_the_other() -> None:
+    terms = LeaseOptions(ttl_s=TTL_S, alone_after_s=60.0)
+    holders = [LeaseHolder(f"r{number}", terms, 0.0) for number in range(50)]
+    alone = [
+        sum(holder.restore_until_s(now_s) is None for holder in holders)
+        for now_s in (59.0, 70.0, 90.0, 120.0)
+    ]
+    assert alone[0] == 0
+    assert alone == sorted(alone)
+    assert 0 < alone[1] < alone[2] < alone[3] == 50
+    holders[0].answered(terms, granted=False, sent_at_s=120.0)
+    assert holders[0].restore_until_s(121.0) == 0.0
+
+
+def test_holder_never_goes_alone_where_the_operator_says_so() -> None:
+    holder = LeaseHolder("a", LeaseOptions(alone_after_s=None), 0.0)
+    assert holder.restore_until_s(1e9) == 0.0
+
+
+def test_disabled_leases_allow_restores_at_any_time() -> None:
+    holder = LeaseHolder("a", LeaseOptions(), 0.0)
+    holder.answered(LeaseOptions(enabled=False), granted=False, sent_at_s=1.0)
+    assert holder.restore_until_s(1.0) is None
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Replicas, a book that may crash, and messages that may be slow or lost.
+
+    Replicas restore only on a valid lease; the book must keep them to its limit whatever happens.
+    """
+
+    names = st.sampled_from(["r0", "r1", "r2"])
+
+    @initialize(limit=st.integers(1, 2), per_node=st.integers(1, 2))
+    def build(self, limit: int, per_node: int) -> None:
+        self.clock = Clock()
+        self.terms = LeaseOptions(
+            ttl_s=TTL_S, max_concurrent=limit, max_per_node=per_node, alone_after_s=None
+        )
+        self.book = LeaseBook(self.terms, self.clock)
+        self.clock.now_s += TTL_S
+        self.holders = {
+            f"r{n}": LeaseHolder(f"r{n}", self.terms, self.clock.now_s) for n in range(3)
+        }
+        self.wants = dict.fromkeys(self.holders, True)
+        self.health = dict.fromkeys(self.holders, Health.READY)
+        self.sequence = 0
+        self.heard: dict[str, int] = {}
+        self.sent: list[tuple[float, ReplicaState]] = []
+
+    def node(self, name: str) -> str:
+        return f"n{int(name[1]) % 2}"
+
+    @rule(name=names)
+    def send(self, name: str) -> None:
+        self.clock.now_s += 1e-3
+        self.holders[name].reporting(self.wants[name], self.clock.now_s)
+        state = wish(
+            name,
+            self.node(name),
+            wants_restore=self.wants[name],
+            has_lease=self.holders[name].has_lease(self.clock.now_s),
+            health=self.health[name],
+        )
+        self.sequence += 1
+        self.sent.append((self.clock.now_s, state.model_copy(update={"sequence": self.sequence})))
+
+    @rule(data=st.data(), answer_arrives=st.booleans())
+    def deliver(self, data: st.DataObject, answer_arrives: bool) -> None:
+        """A report arrives, late perhaps; callers give up after two seconds."""
+        self.sent = [item for item in self.sent if self.clock.now_s - item[0] <= 2.0]
+        if not self.sent:
+            return
+        sent_at_s, state = self.sent.pop(data.draw(st.integers(0, len(self.sent) - 1)))
+        if state.sequence <= self.heard.get(state.replica_id, 0):
+            # The controller's table refuses it, and its answer says so.
+            return
+        self.heard[state.replica_id] = state.sequence
+        granted = self.book.answer(state, self.figures())
+        if answer_arrives:
+            self.holders[state.replica_id].answered(self.terms, granted is True, sent_at_s)
+
+    @rule(name=names, answer_arrives=st.booleans())
+    def report(self, name: str, answer_arrives: bool) -> None:
+        """A report that arrives at once."""
+        self.send(name)
+        sent_at_s, state = self.sent.pop()
+        self.heard[name] = state.sequence
+        granted = self.book.answer(state, self.figures())
+        if answer_arrives:
+            self.holders[name].answered(self.terms, granted is True, sent_at_s)
+        if self.health[name] is not Health.READY:
+            assert granted is not True
+
+    @rule(name=names, answer_arrives=st.booleans())
+    def change_mind(self, name: str, answer_arrives: bool) -> None:
+        self.wants[name] = not self.wants[name]
+        self.report(name, answer_arrives)
+        self.wants[name] = not self.wants[name]
+
+    @rule(name=names)
+    def drain(self, name: str) -> None:
+        self.health[name] = Health.DRAINING
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, TTL_S / 2, TTL_S]))
+    def wait(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+    @rule()
+    def crash(self) -> None:
+        self.book = LeaseBook(self.terms, self.clock)
+        self.heard.clear()
+
+    @invariant()
+    def valid_leases_stay_within_the_limits(self) -> None:
+        now_s = self.clock.now_s
+        valid = [name for name, holder in self.holders.items() if holder.has_lease(now_s)]
+        assert len(valid) <= (self.terms.max_concurrent or 0)
+        for node in ("n0", "n1"):
+            assert sum(self.node(name) == node for name in valid) <= self.terms.max_per_node
+
+    def figures(self) -> Callable[[], FleetFigures]:
+        return lambda: figures(live=3, present=3)
+
+
+TestLeaseMachine = LeaseMachine.TestCase
+TestLeaseMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def test_fleet_figures_leave_out_replicas_that_cannot_help() -> None:
+    def entry(name: str, age_s: float = 0.0, **changes: Any) -> Entry:
+        state = replica_state(name, **changes)
+        standing = classify(state, age_s, FreshnessOptions())
+        return Entry(replica_id=name, standing=standing, age_s=age_s, state=state)
+
+    entries = [
+        entry("well", headroom_blocks=70),
+        entry("restoring", restoring=True),
+        entry("unknown", headroom_blocks=None),
+        entry("stale", age_s=10.0),
+        entry("dead", health=Health.DEAD),
+    ]
+    assert FleetFigures.of(entries) == FleetFigures(3, 4, 70, 100)
