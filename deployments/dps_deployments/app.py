@@ -15,6 +15,8 @@ from dps_ray.fleet.reporting import ReportOptions
 
 ROUTER_CLASS = "dps_deployments.router.DpsRouter"
 ROUTING_STATS_PERIOD_S = 1.0
+QUEUE_FACTOR = 8
+"""Requests that may wait at one ingress replica, per request that one replica may hold."""
 DEPLOYMENT_OPTIONS = {
     "name",
     "num_replicas",
@@ -147,13 +149,16 @@ def to_llm_config(fleet: FleetArgs) -> Any:
         },
         "request_routing_stats_period_s": ROUTING_STATS_PERIOD_S,
     }
+    deployment = given.get("deployment_config", {})
+    bounds = {"max_queued_requests": QUEUE_FACTOR * deployment["max_ongoing_requests"]}
     values = {
         **given,
         "server_cls": given.get("server_cls", DpsLLMServer),
         "model_loading_config": _with_absolute_source(given.get("model_loading_config")),
         "deployment_config": {
             "request_router_config": router,
-            **given.get("deployment_config", {}),
+            **bounds,
+            **deployment,
         },
         "experimental_configs": {
             **given.get("experimental_configs", {}),

@@ -30,7 +30,6 @@ PAGE = Path(__file__).with_name("page.html")
 PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 )
-ROUTER_FORGET_AFTER_S = 15.0
 
 logger = logging.getLogger("ray.serve")
 status_api = FastAPI(title="DPS fleet", docs_url=None, redoc_url=None)
@@ -52,7 +51,6 @@ class FleetController:
         )
         self._changed = asyncio.Event()
         self._listeners = 0
-        self._routers: dict[str, tuple[float, RouterReport]] = {}
 
     def reconfigure(self, user_config: Any) -> None:
         """Apply the operator's ``user_config``; routers have it at their next answer.
@@ -88,14 +86,7 @@ class FleetController:
 
     async def report_router(self, report: dict[str, Any]) -> None:
         """Take in one ``RouterReport`` in JSON form."""
-        parsed = RouterReport.model_validate(report)
-        now_s = time.monotonic()
-        self._routers = {
-            name: (at_s, known)
-            for name, (at_s, known) in self._routers.items()
-            if now_s - at_s < ROUTER_FORGET_AFTER_S
-        }
-        self._routers[parsed.router_id] = (now_s, parsed)
+        self._coordinator.routers.note(RouterReport.model_validate(report))
 
     async def listen(self, version: int | None, timeout_s: float) -> dict[str, Any] | None:
         """Answer with a ``Publication`` as soon as its version is not ``version``.
@@ -150,8 +141,8 @@ class FleetController:
                 "allowances": self._coordinator.budget.holders,
             },
             "routers": [
-                {**report.model_dump(mode="json"), "age_s": time.monotonic() - at_s}
-                for at_s, report in self._routers.values()
+                {**report.model_dump(mode="json"), "age_s": age_s}
+                for age_s, report in self._coordinator.routers.reports()
             ],
             "replicas": [entry.model_dump(mode="json") for entry in snapshot.entries],
         }

@@ -39,6 +39,14 @@ class NoReplicaError(RefusalError):
     """No replica could serve in time."""
 
 
+class ReplicaLostError(RefusalError):
+    """The replica died before it had answered anything: another one can take the request."""
+
+
+class OverloadedError(RefusalError):
+    """The queue before the replicas is full."""
+
+
 def bad_request(message: str) -> BadRequestError:
     return BadRequestError(message, 400)
 
@@ -55,6 +63,18 @@ def precision_unavailable(waited_s: float, retry_after_s: float) -> PrecisionUna
 def no_replica(waited_s: float, retry_after_s: float) -> NoReplicaError:
     return NoReplicaError(
         f"no replica could serve within {waited_s:.1f} s: try again after {retry_after_s:.0f} s",
+        503,
+        retry_after_s,
+    )
+
+
+def replica_lost(cause: str) -> ReplicaLostError:
+    return ReplicaLostError(f"the replica died before it answered ({cause})", 503, 1.0)
+
+
+def overloaded(open_requests: int, retry_after_s: float) -> OverloadedError:
+    return OverloadedError(
+        f"{open_requests} requests are waiting or running: try again after {retry_after_s:.0f} s",
         503,
         retry_after_s,
     )

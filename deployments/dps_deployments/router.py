@@ -181,7 +181,8 @@ class DpsRouter(RequestRouter):
         self, pending_request: PendingRequest, error: Exception
     ) -> list[list[RunningReplica]]:
         """End a request with an error; Serve looks for that only once it is offered a replica."""
-        pending_request.future.set_exception(error)
+        if not pending_request.future.done():
+            pending_request.future.set_exception(error)
         return [[next(iter(self._by_id.values()))]]
 
     async def _listen(self) -> None:

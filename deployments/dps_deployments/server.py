@@ -1,16 +1,18 @@
 """One replica: Ray's LLM server, plus the fleet's eyes on its engine."""
 
 import asyncio
+import contextlib
 import time
 from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from ray.serve.llm import LLMServer
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from dps_deployments.controller_client import ControllerClient
+from dps_deployments.engine_gate import EngineGate
 from dps_deployments.hints import to_stats
-from dps_deployments.precision import PrecisionGate
 from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import engine_client, replica_identity
 from dps_deployments.reporter import report_forever
@@ -19,7 +21,7 @@ from dps_ray.engine.status_page import StatusPage
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions
-from dps_ray.modes import Mode
+from dps_ray.modes import Mode, Pin
 
 FLEET_CONFIG_KEY = "dps_fleet"
 """Entry of ``LLMConfig.experimental_configs`` that carries ``ServerFleetOptions``."""
@@ -57,10 +59,10 @@ class DpsLLMServer(LLMServer):
         await super().start()
         engine = engine_client(self)
         engine_options = parse_options(engine.vllm_config.additional_config)
-        self._own_pin = engine_options.pin
+        self._own_pin = self._pin = engine_options.pin
         if engine_options.key is not None:
             self._page = StatusPage.attach(engine_options.key)
-        gate = PrecisionGate(self._mode, AdmissionOptions())
+        gate = EngineGate(self._mode, AdmissionOptions())
         gate.guard(self.engine, engine)
         self._probe.engine_started(
             engine_is_dead=lambda: bool(engine.errored),
@@ -102,4 +104,12 @@ class DpsLLMServer(LLMServer):
                 restore_until_s=self._permits.restore_until_s(now_s),
                 fast=self._permits.may_go_fast(now_s),
             )
-            self._page.set_pin(self._permits.pin or self._own_pin)
+            pin = self._permits.pin or self._own_pin
+            if pin is not self._pin:
+                self._pin = pin
+                self._pinning = asyncio.create_task(self._set_pin(pin))
+
+    async def _set_pin(self, pin: Pin) -> None:
+        """Pin the engine's mode; an engine that has died meanwhile says so elsewhere."""
+        with contextlib.suppress(EngineDeadError):
+            await engine_client(self).collective_rpc("dps_set_pin", args=(pin.value,))

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dps_ray.fleet.aggregate import FleetAggregate
 from dps_ray.fleet.ask import Ask
+from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.policies import Policy
 from dps_ray.fleet.publication import ControllerOptions, Publication
 from dps_ray.fleet.routing import Peer
@@ -57,6 +57,8 @@ def wire_state(number: int, sequence: int, rng: np.random.Generator) -> dict[str
         total_blocks=TOTAL_BLOCKS,
         running=int(rng.integers(0, 64)),
         waiting=int(rng.integers(0, 4)),
+        wants_restore=bool(rng.random() < 0.1),
+        may_go_fast=True,
         tokens_full=sequence * 1000,
         tokens_fast=sequence * 100,
     ).model_dump(mode="json")
@@ -74,15 +76,17 @@ def measure_controller(load: FleetLoad) -> dict[str, float]:
     ]
     options = ControllerOptions()
     simulated_s = 0.0
-    aggregate = FleetAggregate(options.ageing, lambda: simulated_s)
+    coordinator = Coordinator(options, lambda: simulated_s)
+    aggregate = coordinator.aggregate
     read: list[int | None] = [None] * load.routers
     sent = 0
     started_s = time.process_time()
     for second, reports in enumerate(rounds):
         for index, report in enumerate(reports):
             simulated_s = second + index / len(reports)
-            aggregate.apply(ReplicaState.model_validate(report))
-            aggregate.tick()
+            reply = coordinator.report(ReplicaState.model_validate(report))
+            reply.model_dump(mode="json")
+            coordinator.tick()
             for router, version in enumerate(read):
                 if version == aggregate.version:
                     continue

@@ -8,6 +8,7 @@ from dps_ray.fleet.aggregate import FleetAggregate
 from dps_ray.fleet.budget import PrecisionBudget
 from dps_ray.fleet.leases import FleetFigures, LeaseBook, LeaseOptions, Refusal
 from dps_ray.fleet.publication import ControllerOptions
+from dps_ray.fleet.routers import RouterBook
 from dps_ray.fleet.state import Health, ReplicaState
 from dps_ray.fleet.table import Verdict
 from dps_ray.modes import Pin
@@ -54,6 +55,7 @@ class Coordinator:
         self.budget = PrecisionBudget(options.budget, clock)
         self.refusals: dict[str, Refusal] = {}
         """Latest refusal by replica that wants to restore."""
+        self.routers = RouterBook(clock)
         self._clock = clock
         self._figures: FleetFigures | None = None
         self._figures_at_s = float("-inf")
@@ -66,7 +68,13 @@ class Coordinator:
         self.aggregate.reconfigure(options.ageing)
 
     def report(self, state: ReplicaState) -> Reply:
-        """Take in one report and say what its replica may do."""
+        """Take in one report and say what its replica may do.
+
+        A replica does not know that Serve is stopping it; that the routers are no longer offered it
+        tells.
+        """
+        if state.health is Health.READY and self.routers.has_withdrawn(state.replica_id):
+            state = state.model_copy(update={"health": Health.DRAINING})
         verdict = self.aggregate.apply(state)
         lease: bool | Refusal = False
         allowed = False
@@ -94,6 +102,7 @@ class Coordinator:
         for replica_id in self.aggregate.tick():
             self.book.forget([replica_id])
             self.budget.forget(replica_id)
+            self.routers.forget(replica_id)
             self.refusals.pop(replica_id, None)
 
     def figures(self) -> FleetFigures:

@@ -68,6 +68,8 @@ class RouterReport(BaseModel):
     policy: str
     version: int | None
     """Publication that it decides on."""
+    offered: tuple[str, ...] = ()
+    """Replicas that Serve offers it. One that Serve offers no longer is on its way out."""
     decisions: int = 0
     probes: int = 0
     blind: int = 0
@@ -152,7 +154,13 @@ class RouterTally:
         figures.dry_run_regret += (max(0.0, regret) - figures.dry_run_regret) / figures.compared
 
     def report(
-        self, *, router_id: str, node_id: str | None, policy: str, version: int | None
+        self,
+        *,
+        router_id: str,
+        node_id: str | None,
+        policy: str,
+        version: int | None,
+        offered: tuple[str, ...],
     ) -> RouterReport:
         """The counts, and the example since the last report; asks for a new one."""
         example, self._example = self._example, None
@@ -162,6 +170,7 @@ class RouterTally:
             node_id=node_id,
             policy=policy,
             version=version,
+            offered=offered,
             decisions=self._decisions,
             probes=self._probes,
             blind=self._blind,

@@ -125,6 +125,7 @@ class FleetView:
             node_id=self._node_id,
             policy=self._policy.name,
             version=self.version,
+            offered=self._columns.ids,
         )
 
     def pick(self, request_id: str, replica_id: str, now_s: float) -> None:

@@ -28,6 +28,10 @@ ROUTER = {
     "request_routing_stats_period_s": 0.5,
 }
 
+SERVICE_S = 0.01
+RESTORING_SERVICE_S = 0.1
+"""A replica serves slowly while the copy takes its host link."""
+
 front_api = FastAPI()
 
 
@@ -42,7 +46,7 @@ class CheapReplica:
     async def __init__(self) -> None:
         identity = replica_identity()
         self._replica_id = identity.replica_id
-        page = StatusPage.create(page_key(self._replica_id))
+        page = self._page = StatusPage.create(page_key(self._replica_id))
         permits = ReplicaPermits(self._replica_id, time.monotonic())
         self._probe = ReplicaProbe(identity, "test", permits)
         self._probe.engine_started(lambda: page.requested_pin() is Pin.FAST, page.read)
@@ -62,7 +66,9 @@ class CheapReplica:
         return to_stats(self._probe.read())
 
     async def __call__(self) -> str:
-        await asyncio.sleep(0.01)
+        status = self._page.read()
+        restoring = status is not None and status.restoring
+        await asyncio.sleep(RESTORING_SERVICE_S if restoring else SERVICE_S)
         return self._replica_id
 
 

@@ -135,3 +135,11 @@ def test_an_own_request_router_is_kept() -> None:
     args = changed("llm_config", "deployment_config", "request_router_config", value=own)
     llm_config = to_llm_config(parse_fleet_args(args))
     assert llm_config.deployment_config["request_router_config"] == own
+
+
+def test_queue_before_the_replicas_is_bounded_unless_the_config_says_otherwise() -> None:
+    llm_config = to_llm_config(parse_fleet_args(GOOD))
+    assert llm_config.deployment_config["max_queued_requests"] == 64
+    args = changed("llm_config", "deployment_config", "max_queued_requests", value=5)
+    own = to_llm_config(parse_fleet_args(args))
+    assert own.deployment_config["max_queued_requests"] == 5

@@ -61,6 +61,19 @@ class Fleet:
             )
             return Counter(replies)
 
+    def timed(self, count: int) -> tuple[Counter[str], float]:
+        """As ``ask``, and the 95th percentile of the response times, seconds."""
+
+        def one(client: httpx.Client) -> tuple[str, float]:
+            started_s = time.monotonic()
+            reply = client.get(f"{self.cluster.url}/cheap/").raise_for_status().json()
+            return reply, time.monotonic() - started_s
+
+        with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(4) as pool:
+            replies = list(pool.map(lambda _: one(client), range(count)))
+        times_s = sorted(taken_s for _, taken_s in replies)
+        return Counter(name for name, _ in replies), times_s[int(0.95 * count)]
+
     def _shows(self, replica_id: str, status: EngineStatus) -> bool:
         entry = self.entry(replica_id)
         return entry["standing"] == "live" and entry["state"]["restoring"] == status.restoring
@@ -103,6 +116,25 @@ def test_no_request_reaches_a_replica_after_it_was_pushed_as_restoring(fleet: Fl
     assert fleet.ask(100) == {other: 100}
 
 
+def test_mode_aware_routing_spares_the_restoring_replica_and_is_faster_than_power_of_two(
+    fleet: Fleet, record_property: Callable[[str, object], None]
+) -> None:
+    victim, _ = fleet.pages
+    figures = {}
+    for policy in ("power_of_two", "mode_aware"):
+        fleet.cluster.configure({"routing": {"name": policy}})
+        until(lambda name=policy: fleet.cluster.status()["config"]["routing"]["name"] == name)
+        fleet.set(victim, RESTORING)
+        time.sleep(0.5)
+        counts, p95_s = fleet.timed(200)
+        figures[policy] = (counts[victim] / 200, p95_s)
+        record_property(policy, figures[policy])
+        print(f"{policy}: share to the restoring replica {figures[policy][0]:.3f}, p95 {p95_s:.3f}")
+    assert figures["power_of_two"][0] > 0.05
+    assert figures["mode_aware"][0] == 0.0
+    assert figures["mode_aware"][1] < figures["power_of_two"][1]
+
+
 def test_replica_returns_to_routing_when_its_restore_ends(fleet: Fleet) -> None:
     victim, _ = fleet.pages
     fleet.set(victim, RESTORING)
@@ -122,6 +154,49 @@ def test_live_policy_change_reaches_decisions_within_a_second(fleet: Fleet) -> N
     fleet.cluster.configure({"routing": {"name": "power_of_two"}})
     until(lambda: fleet.cluster.status()["config"]["routing"]["name"] == "power_of_two")
     assert until(lambda: fleet.ask(8)[victim] > 0, timeout_s=5.0) < 1.0
+
+
+def test_dry_run_policy_shows_its_regret_and_moves_no_request(fleet: Fleet) -> None:
+    victim, other = fleet.pages
+    fleet.set(victim, RESTORING)
+    dry_run = {"policy": {"name": "least_pressure"}, "share": 1.0}
+    fleet.cluster.configure({"dry_run": dry_run})
+    until(lambda: fleet.cluster.status()["config"]["dry_run"] is not None)
+    time.sleep(0.2)
+    assert fleet.ask(40) == {other: 40}
+
+    def figures() -> list[dict[str, Any]]:
+        routers = fleet.cluster.status()["routers"]
+        return [router["dry_run"] for router in routers if router["dry_run"]]
+
+    until(lambda: any(each["compared"] >= 40 for each in figures()))
+    assert any(each["worse_tier"] > 0 for each in figures())
+    fleet.cluster.configure({})
+
+
+def test_latest_decision_is_explained_in_the_status(fleet: Fleet) -> None:
+    victim, other = fleet.pages
+    fleet.set(victim, RESTORING)
+    time.sleep(1.2)
+    fleet.ask(4)
+
+    seen: list[dict[str, Any]] = []
+
+    def explained() -> bool:
+        examples = [router["example"] for router in fleet.cluster.status()["routers"]]
+        seen.extend(example for example in examples if example and example["order"][0] == other)
+        return bool(seen)
+
+    until(explained)
+    demoted = {reason["replica_id"]: reason["demoted_by"] for reason in seen[0]["reasons"]}
+    assert demoted == {other: [], victim: [["restoring", 3]]}
+
+
+def test_page_and_status_are_served(fleet: Fleet) -> None:
+    page = httpx.get(f"{fleet.cluster.url}/dps/").raise_for_status()
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "<h1>DPS fleet</h1>" in page.text
 
 
 def test_wrong_live_configuration_is_shown_and_leaves_the_old_one(fleet: Fleet) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from dps_deployments.app import build_fleet
 from ray import serve
@@ -50,9 +51,10 @@ def api(cluster: Cluster) -> Iterator[httpx.Client]:
                 "additional_config": {"dps": {"min_fast_dwell_s": 0.0}},
             },
             "deployment_config": {
-                "num_replicas": 1,
+                "num_replicas": 2,
                 "max_ongoing_requests": 64,
                 "ray_actor_options": {"num_cpus": 0},
+                "health_check_period_s": 1,
             },
         },
         "ingress": {
@@ -163,12 +165,14 @@ def test_request_that_insists_on_full_precision_is_refused_in_its_time_and_serve
 
 
 def wait_for_mode(cluster: Cluster, mode: str) -> None:
+    """Wait until every live replica is in ``mode``."""
     deadline_s = time.monotonic() + 30.0
-    while not any(
-        entry["standing"] == "live" and entry["state"]["mode"] == mode
+    while {
+        entry["state"]["mode"]
         for entry in cluster.status()["replicas"]
-    ):
-        assert time.monotonic() < deadline_s, f"no replica in {mode} mode"
+        if entry["standing"] == "live"
+    } != {mode}:
+        assert time.monotonic() < deadline_s, f"replicas that are not in {mode} mode"
         time.sleep(0.1)
 
 
@@ -186,10 +190,46 @@ def test_burst_goes_fast_and_the_controller_sees_it_come_back(
     deadline_s = time.monotonic() + 60.0
     while True:
         states = [entry["state"] for entry in cluster.status()["replicas"]]
-        state = next(state for state in states if state["total_blocks"])
-        if state["mode"] == "full" and state["switches_to_full"] >= 1:
+        back = [
+            state
+            for state in states
+            if state["mode"] == "full" and state["tokens_fast"] and state["switches_to_full"]
+        ]
+        if back:
             break
-        assert time.monotonic() < deadline_s, f"the replica never came back: {state}"
+        assert time.monotonic() < deadline_s, f"no replica came back: {states}"
         time.sleep(0.1)
-    assert state["switches_to_fast"] >= 1
-    assert state["tokens_fast"] > 0
+    assert all(state["switches_to_fast"] >= 1 for state in back)
+
+
+def test_killed_engine_costs_no_request_and_leaves_routing_at_once(
+    api: httpx.Client, cluster: Cluster
+) -> None:
+    """Requests that did not stream have given nothing away: every one is answered by the other."""
+    until_live(cluster, 2)
+    engines = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in p.name()]
+    assert len(engines) == 2
+    with ThreadPoolExecutor(12) as pool:
+        replies = [
+            pool.submit(complete, api, prompt=[5 + n] * 40, max_tokens=60, ignore_eos=True)
+            for n in range(60)
+        ]
+        while sum(reply.done() for reply in replies) < 12:
+            time.sleep(0.01)
+        engines[0].kill()
+        killed_s = time.monotonic()
+        while not any(e["standing"] == "dead" for e in cluster.status()["replicas"]):
+            assert time.monotonic() - killed_s < 5.0
+            time.sleep(0.01)
+        out_of_routing_s = time.monotonic() - killed_s
+        tokens = [reply.result()["usage"]["completion_tokens"] for reply in replies]
+    assert tokens == [60] * 60
+    assert out_of_routing_s < 1.0
+    until_live(cluster, 2)
+
+
+def until_live(cluster: Cluster, count: int) -> None:
+    deadline_s = time.monotonic() + 180.0
+    while sum(entry["standing"] == "live" for entry in cluster.status()["replicas"]) < count:
+        assert time.monotonic() < deadline_s, cluster.status()["replicas"]
+        time.sleep(0.2)

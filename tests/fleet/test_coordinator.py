@@ -6,8 +6,11 @@ from dps_ray.config import DpsConfigError
 from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.leases import LeaseOptions, Refusal
 from dps_ray.fleet.publication import ControllerOptions, parse_controller_options
+from dps_ray.fleet.routers import FORGET_AFTER_S
+from dps_ray.fleet.snapshot import Standing
 from dps_ray.fleet.state import Health
 from dps_ray.fleet.table import Verdict
+from dps_ray.fleet.tally import RouterReport
 from dps_ray.modes import Pin
 
 from .builders import replica_state
@@ -63,6 +66,42 @@ def test_replica_that_fell_silent_is_forgotten_everywhere(
 def test_new_terms_reach_replicas_with_their_next_answer(coordinator: Coordinator) -> None:
     coordinator.reconfigure(ControllerOptions(leases=LeaseOptions(enabled=False)))
     assert not coordinator.report(replica_state("a")).terms.enabled
+
+
+def router(router_id: str, *offered: str) -> RouterReport:
+    return RouterReport(
+        router_id=router_id, node_id=None, policy="mode_aware", version=None, offered=offered
+    )
+
+
+def standing(coordinator: Coordinator, replica_id: str) -> Standing:
+    entries = {e.replica_id: e.standing for e in coordinator.aggregate.snapshot().entries}
+    return entries[replica_id]
+
+
+def test_replica_that_serve_no_longer_offers_is_draining_and_loses_its_lease(
+    coordinator: Coordinator,
+) -> None:
+    coordinator.routers.note(router("r1", "a", "b"))
+    coordinator.routers.note(router("r2", "a", "b"))
+    assert coordinator.report(replica_state("a", 1, wants_restore=True)).lease
+    coordinator.routers.note(router("r1", "b"))
+    assert coordinator.report(replica_state("a", 2, wants_restore=True)).lease
+    coordinator.routers.note(router("r2", "b"))
+    reply = coordinator.report(replica_state("a", 3, wants_restore=True))
+    assert (reply.lease, reply.refusal) == (False, Refusal.LEAVING)
+    assert standing(coordinator, "a") is Standing.DRAINING
+
+
+def test_replica_that_no_router_knows_yet_is_not_taken_for_one_that_leaves(
+    coordinator: Coordinator, clock: Clock
+) -> None:
+    coordinator.routers.note(router("r1", "a"))
+    coordinator.report(replica_state("new", 1))
+    assert standing(coordinator, "new") is Standing.LIVE
+    clock.now_s += FORGET_AFTER_S + 1
+    coordinator.report(replica_state("a", 1))
+    assert standing(coordinator, "a") is Standing.LIVE
 
 
 def test_pin_of_a_replica_beats_the_pin_of_all_others(coordinator: Coordinator) -> None:

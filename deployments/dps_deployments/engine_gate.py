@@ -1,4 +1,4 @@
-"""A replica's side of the precision floor: wait for full mode, tell the engine, tell the client."""
+"""What stands before a replica's engine: precision floors, token origins, the engine's death."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dps_deployments.origins import observed, tell_origins
-from dps_deployments.refusals import precision_unavailable
+from dps_deployments.refusals import precision_unavailable, replica_lost
 from dps_deployments.requests import PRECISION_FIELD, floor_of, wait_of
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.modes import Floor, Mode
@@ -14,11 +14,12 @@ from dps_ray.modes import Floor, Mode
 POLL_PERIOD_S = 0.02
 
 
-class PrecisionGate:
+class EngineGate:
     """Stands before an engine's ``chat`` and ``completions``.
 
     The engine itself holds a request that insists on full precision back until it is in full mode;
-    the gate is what gives up in time.
+    the gate is what gives up in time. A request that met a dying engine and has got no answer yet
+    ends with ``ReplicaLostError``, so that the ingress can send it elsewhere.
 
     Parameters
     ----------
@@ -36,9 +37,11 @@ class PrecisionGate:
         """Put the gate before an engine of ``ray.serve.llm`` and its vLLM client."""
         client.generate = observed(client.generate)
         for method in ("chat", "completions"):
-            setattr(engine, method, self._guarded(getattr(engine, method)))
+            setattr(engine, method, self._guarded(getattr(engine, method), client))
 
-    def _guarded(self, method: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+    def _guarded(
+        self, method: Callable[..., AsyncIterator[Any]], client: Any
+    ) -> Callable[..., Any]:
         async def guarded(request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
             headers = getattr(raw_request_info, "headers", None)
             floor = floor_of(request, headers)
@@ -46,8 +49,17 @@ class PrecisionGate:
                 request.vllm_xargs = {**(request.vllm_xargs or {}), PRECISION_FIELD: floor.value}
             if floor is Floor.FULL:
                 await self._wait_for_full(wait_of(headers))
-            async for response in tell_origins(method(request, raw_request_info)):
-                yield response
+            answered = False
+            try:
+                async for response in tell_origins(method(request, raw_request_info)):
+                    if not answered and client.errored and _is_error(response):
+                        raise replica_lost("the engine has ended")
+                    answered = True
+                    yield response
+            except Exception as error:
+                if answered or not client.errored:
+                    raise
+                raise replica_lost(type(error).__name__) from error
 
         return guarded
 
@@ -60,3 +72,10 @@ class PrecisionGate:
             if waited_s >= limit_s:
                 raise precision_unavailable(waited_s, self._options.min_retry_after_s)
             await asyncio.sleep(POLL_PERIOD_S)
+
+
+def _is_error(response: Any) -> bool:
+    """Whether this is how vLLM or Ray tell an error: an event of a stream, or an object."""
+    if isinstance(response, str):
+        return response.startswith('data: {"error"')
+    return hasattr(response, "error")

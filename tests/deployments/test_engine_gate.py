@@ -8,9 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dps_deployments.engine_gate import EngineGate
 from dps_deployments.origins import observed, tell_origins
-from dps_deployments.precision import PrecisionGate
-from dps_deployments.refusals import BadRequestError, PrecisionUnavailableError
+from dps_deployments.refusals import (
+    BadRequestError,
+    PrecisionUnavailableError,
+    ReplicaLostError,
+)
 from dps_deployments.requests import ask_of, floor_of
 
 from dps_ray.fleet.admission import AdmissionOptions
@@ -92,6 +96,8 @@ class Engine:
 
 
 class Client:
+    errored = False
+
     def __init__(self, told: dict[str, int] | None) -> None:
         self._told = told
 
@@ -107,7 +113,7 @@ def gate(
 ) -> Engine:
     client = Client(told)
     engine = Engine(client)
-    PrecisionGate(lambda: mode, options or AdmissionOptions()).guard(engine, client)
+    EngineGate(lambda: mode, options or AdmissionOptions()).guard(engine, client)
     return engine
 
 
@@ -116,6 +122,51 @@ def collect(engine: Engine, body: Any, headers: Any = None) -> list[Any]:
         return [response async for response in engine.completions(body, headers)]
 
     return asyncio.run(run())
+
+
+class DyingClient(Client):
+    """An engine that dies after some outputs."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(None)
+        self._outputs = outputs
+
+    async def generate(self) -> AsyncIterator[Any]:
+        for _ in range(self._outputs):
+            yield SimpleNamespace(finished=False, kv_transfer_params=None)
+        self.errored = True
+        raise RuntimeError("EngineDead")
+
+
+def dying(outputs: int) -> Engine:
+    client = DyingClient(outputs)
+    engine = Engine(client)
+    EngineGate(lambda: Mode.FULL, AdmissionOptions()).guard(engine, client)
+    return engine
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_that_a_dying_engine_has_not_answered_can_go_elsewhere(stream: bool) -> None:
+    with pytest.raises(ReplicaLostError):
+        collect(dying(0), request(stream=stream))
+
+
+def test_stream_that_has_begun_ends_with_the_engines_own_error() -> None:
+    with pytest.raises(RuntimeError, match="EngineDead"):
+        collect(dying(1), request(stream=True))
+
+
+def test_error_of_a_living_engine_is_passed_on() -> None:
+    class Refusing(Engine):
+        async def completions(self, body: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+            raise ValueError("prompt too long")
+            yield
+
+    client = Client(None)
+    engine = Refusing(client)
+    EngineGate(lambda: Mode.FULL, AdmissionOptions()).guard(engine, client)
+    with pytest.raises(ValueError, match="prompt too long"):
+        collect(engine, request(stream=False))
 
 
 TOLD = {"dps_tokens_full": 3, "dps_tokens_fast": 2}
