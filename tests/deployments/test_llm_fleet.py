@@ -202,6 +202,27 @@ def test_burst_goes_fast_and_the_controller_sees_it_come_back(
     assert all(state["switches_to_fast"] >= 1 for state in back)
 
 
+def test_client_that_leaves_frees_its_blocks_before_its_answer_is_complete(
+    api: httpx.Client, cluster: Cluster
+) -> None:
+    def totals(name: str) -> int:
+        states = [e["state"] for e in cluster.status()["replicas"] if e["standing"] == "live"]
+        return sum(state[name] for state in states)
+
+    before = totals("tokens_full") + totals("tokens_fast")
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    for _ in range(8):
+        with api.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+    deadline_s = time.monotonic() + 20.0
+    while totals("running") or totals("used_blocks"):
+        assert time.monotonic() < deadline_s, "blocks of clients that left are still held"
+        time.sleep(0.1)
+    time.sleep(1.2)
+    made = totals("tokens_full") + totals("tokens_fast") - before
+    assert 8 <= made < 8 * 200 / 2
+
+
 def test_killed_engine_costs_no_request_and_leaves_routing_at_once(
     api: httpx.Client, cluster: Cluster
 ) -> None:
