@@ -28,6 +28,14 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.url}/dps/status", timeout=5.0).raise_for_status().json())
 
+    def replicas(self, app: str) -> list[dict[str, Any]]:
+        """Entries of one application's replicas; other tests' replicas are forgotten slowly."""
+        return [
+            entry
+            for entry in self.status()["replicas"]
+            if entry["state"] is not None and entry["state"]["deployment"].startswith(f"{app}#")
+        ]
+
     def configure(self, user_config: dict[str, Any]) -> None:
         """Deploy the controller with this ``user_config``, the way ``serve deploy`` does.
 

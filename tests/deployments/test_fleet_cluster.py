@@ -44,7 +44,7 @@ class Fleet:
     pages: dict[str, StatusPage]
 
     def entry(self, replica_id: str) -> dict[str, Any]:
-        entries = {entry["replica_id"]: entry for entry in self.cluster.status()["replicas"]}
+        entries = {entry["replica_id"]: entry for entry in self.cluster.replicas("cheap")}
         return dict(entries.get(replica_id, {"standing": None, "state": None}))
 
     def set(self, replica_id: str, status: EngineStatus) -> None:
@@ -82,8 +82,8 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(cluster: Cluster) -> Iterator[Fleet]:
     serve.run(cheap_app(), name="cheap", route_prefix="/cheap")
-    until(lambda: len(cluster.status()["replicas"]) == 2)
-    ids = [entry["replica_id"] for entry in cluster.status()["replicas"]]
+    until(lambda: len(cluster.replicas("cheap")) == 2)
+    ids = [entry["replica_id"] for entry in cluster.replicas("cheap")]
     pages = {replica_id: StatusPage.attach(page_key(replica_id)) for replica_id in ids}
     fleet = Fleet(cluster, pages)
     yield fleet
@@ -299,5 +299,5 @@ def _is_back(fleet: Fleet) -> bool:
         status = fleet.cluster.status()
     except httpx.HTTPError:
         return False
-    live = [entry for entry in status["replicas"] if entry["standing"] == "live"]
+    live = [e for e in fleet.cluster.replicas("cheap") if e["standing"] == "live"]
     return len(live) == len(fleet.pages) and status["listening_routers"] >= 1

@@ -168,9 +168,7 @@ def wait_for_mode(cluster: Cluster, mode: str) -> None:
     """Wait until every live replica is in ``mode``."""
     deadline_s = time.monotonic() + 30.0
     while {
-        entry["state"]["mode"]
-        for entry in cluster.status()["replicas"]
-        if entry["standing"] == "live"
+        entry["state"]["mode"] for entry in cluster.replicas("llm") if entry["standing"] == "live"
     } != {mode}:
         assert time.monotonic() < deadline_s, f"replicas that are not in {mode} mode"
         time.sleep(0.1)
@@ -189,7 +187,7 @@ def test_burst_goes_fast_and_the_controller_sees_it_come_back(
     assert [reply["usage"]["completion_tokens"] for reply in replies] == [30] * 12
     deadline_s = time.monotonic() + 60.0
     while True:
-        states = [entry["state"] for entry in cluster.status()["replicas"]]
+        states = [entry["state"] for entry in cluster.replicas("llm")]
         back = [
             state
             for state in states
@@ -206,7 +204,7 @@ def test_client_that_leaves_frees_its_blocks_before_its_answer_is_complete(
     api: httpx.Client, cluster: Cluster
 ) -> None:
     def totals(name: str) -> int:
-        states = [e["state"] for e in cluster.status()["replicas"] if e["standing"] == "live"]
+        states = [e["state"] for e in cluster.replicas("llm") if e["standing"] == "live"]
         return sum(state[name] for state in states)
 
     before = totals("tokens_full") + totals("tokens_fast")
@@ -239,7 +237,7 @@ def test_killed_engine_costs_no_request_and_leaves_routing_at_once(
             time.sleep(0.01)
         engines[0].kill()
         killed_s = time.monotonic()
-        while not any(e["standing"] == "dead" for e in cluster.status()["replicas"]):
+        while not any(e["standing"] == "dead" for e in cluster.replicas("llm")):
             assert time.monotonic() - killed_s < 5.0
             time.sleep(0.01)
         out_of_routing_s = time.monotonic() - killed_s
@@ -251,6 +249,6 @@ def test_killed_engine_costs_no_request_and_leaves_routing_at_once(
 
 def until_live(cluster: Cluster, count: int) -> None:
     deadline_s = time.monotonic() + 180.0
-    while sum(entry["standing"] == "live" for entry in cluster.status()["replicas"]) < count:
-        assert time.monotonic() < deadline_s, cluster.status()["replicas"]
+    while sum(entry["standing"] == "live" for entry in cluster.replicas("llm")) < count:
+        assert time.monotonic() < deadline_s, cluster.replicas("llm")
         time.sleep(0.2)
