@@ -23,6 +23,9 @@ from dps_ray.scheduling.policy import Pressure, SwitchLimits, SwitchPolicy
 from dps_ray.scheduling.retry import RestoreRetry, RetryLimits
 from dps_ray.scheduling.states import LedgerError, UnitState
 
+PERMIT_POLL_S = 0.02
+"""Pause of an idle engine between two looks at the fleet's permit, seconds."""
+
 
 class UnitBlocks(Protocol):
     """The engine's block pool, as the manager sees it.
@@ -168,8 +171,11 @@ class SumManager:
     def idle_pause_s(self) -> float:
         """How long steps of an engine without requests change nothing, seconds.
 
-        What is left of the dwell or of a retry's pause; 0 while restores are open.
+        What is left of the dwell or of a retry's pause, or a moment while only the fleet's permit
+        is missing; 0 while restores are open.
         """
+        if self.awaits_permit:
+            return PERMIT_POLL_S
         if self.ledger.open_restores or not self.ledger.restorable_units():
             return 0.0
         now = self._clock()
