@@ -146,6 +146,18 @@ def test_pick_that_was_never_accepted_is_given_up() -> None:
     assert open_requests.count("a") == 1
 
 
+def test_request_that_ended_before_its_acceptance_was_told_is_not_counted_for_ever() -> None:
+    open_requests = InFlight()
+    open_requests.pick("short", "a", 0.0)
+    open_requests.finish("short", "a", 0.1)
+    open_requests.accept("short", "a", 0.2)
+    assert open_requests.count("a") == 0
+    open_requests.pick("refused", "a", 0.3)
+    open_requests.finish("refused", "a", 0.4)
+    open_requests.accept("refused", "b", 0.5)
+    assert (open_requests.count("a"), open_requests.count("b")) == (0, 1)
+
+
 def test_refusal_ends_the_placement_there_only() -> None:
     open_requests = InFlight()
     open_requests.pick("r", "a", 0.0)
@@ -165,6 +177,8 @@ class InFlightMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.open = InFlight(pick_timeout_s=1e9)
         self.model: dict[str, str] = {}
+        self.unaccepted: dict[str, str] = {}
+        self.ended: dict[str, str] = {}
         self.log: list[tuple[float, dict[str, str]]] = [(0.0, {})]
 
     def step(self) -> float:
@@ -178,7 +192,11 @@ class InFlightMachine(RuleBasedStateMachine):
     def place(self, request: str, replica: str, accepted: bool) -> None:
         place = self.open.accept if accepted else self.open.pick
         place(request, replica, self.step())
-        self.model[request] = replica
+        if not (self.ended.pop(request, None) == replica and accepted):
+            self.model[request] = replica
+            self.unaccepted.pop(request, None)
+            if not accepted:
+                self.unaccepted[request] = replica
         self.note()
 
     @rule(request=requests, replica=replicas)
@@ -186,6 +204,8 @@ class InFlightMachine(RuleBasedStateMachine):
         self.open.finish(request, replica, self.step())
         if self.model.get(request) == replica:
             del self.model[request]
+            if self.unaccepted.pop(request, None) == replica:
+                self.ended[request] = replica
         self.note()
 
     @rule(kept=st.sets(replicas))
