@@ -10,7 +10,17 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class DpsConfigError(ValueError):
-    """A configuration that cannot work; the message names the field, the value and the remedy."""
+    """A configuration that cannot work.
+
+    Parameters
+    ----------
+    *faults
+        One sentence each that begins with the field's dotted path and names value and remedy.
+    """
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
 
 
 class DpsOptions(BaseModel):
@@ -137,18 +147,18 @@ def parse_options(additional_config: Any) -> DpsOptions:
     try:
         return DpsOptions(**raw)
     except ValidationError as error:
-        raise DpsConfigError(one_line(error, "additional_config.dps")) from None
+        raise DpsConfigError(*faults_of(error, "additional_config.dps")) from None
 
 
-def one_line(error: ValidationError, where: str) -> str:
-    """Fold a pydantic error into one line: field, value, remedy."""
-    parts = []
+def faults_of(error: ValidationError, where: str) -> list[str]:
+    """The faults in a pydantic error, one sentence each: field, value, remedy."""
+    faults = []
     for item in error.errors():
         field = ".".join([where, *(str(part) for part in item["loc"])])
         if item["type"] == "extra_forbidden":
-            parts.append(f"{field} is not an option: remove it or correct its spelling")
+            faults.append(f"{field} is not an option: remove it or correct its spelling")
         elif item["loc"]:
-            parts.append(f"{field} is {item['input']!r}: {item['msg']}")
+            faults.append(f"{field} is {item['input']!r}: {item['msg']}")
         else:
-            parts.append(f"{field}: {item['msg']}")
-    return "; ".join(parts)
+            faults.append(f"{field}: {item['msg']}")
+    return faults

@@ -1,1 +1,1 @@
-"""Home of the fleet's Ray Serve autoscaling policies; fleets are of fixed size so far."""
+"""Ray Serve autoscaling for elastic replicas."""

@@ -7,8 +7,9 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ray.serve import Application
 
+from dps_deployments.options import deployment_faults
 from dps_deployments.ray_version import require_supported_ray
-from dps_ray.config import DpsConfigError, one_line, parse_options
+from dps_ray.config import DpsConfigError, faults_of, parse_options
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.vllm_version import require_supported_vllm
 from dps_ray.fleet.reporting import ReportOptions
@@ -17,6 +18,8 @@ ROUTER_CLASS = "dps_deployments.router.DpsRouter"
 ROUTING_STATS_PERIOD_S = 1.0
 QUEUE_FACTOR = 8
 """Requests that may wait at one ingress replica, per request that one replica may hold."""
+UNKNOWN_ENGINE_OPTION = "Unknown engine argument: "
+"""How Ray begins its message about one."""
 DEPLOYMENT_OPTIONS = {
     "name",
     "num_replicas",
@@ -118,12 +121,19 @@ def parse_fleet_args(args: dict[str, Any]) -> FleetArgs:
     DpsConfigError
         One line for each wrong field.
     """
+    faults: list[str] = []
     try:
         fleet = FleetArgs(**args)
     except ValidationError as error:
-        raise DpsConfigError(one_line(error, "args")) from None
-    _check_engine(fleet.llm_config.get("engine_kwargs", {}))
-    _check_deployment(fleet.llm_config.get("deployment_config", {}))
+        faults += faults_of(error, "args")
+    given = args.get("llm_config")
+    if isinstance(given, dict):
+        faults += _engine_faults(given.get("engine_kwargs", {}))
+        faults += _replica_faults(given.get("deployment_config", {}))
+    if isinstance(args.get("ingress"), dict):
+        faults += deployment_faults(args["ingress"], "args.ingress")
+    if faults:
+        raise DpsConfigError(*faults)
     return fleet
 
 
@@ -170,9 +180,15 @@ def to_llm_config(fleet: FleetArgs) -> Any:
         # Ray splits and checks the engine's options only here.
         llm_config.get_engine_config()
     except ValidationError as error:
-        raise DpsConfigError(one_line(error, "args.llm_config")) from None
+        raise DpsConfigError(*faults_of(error, "args.llm_config")) from None
     except ValueError as error:
-        raise DpsConfigError(f"args.llm_config.engine_kwargs: {error}") from None
+        option = str(error).removeprefix(UNKNOWN_ENGINE_OPTION)
+        where = "args.llm_config.engine_kwargs"
+        if option != str(error):
+            raise DpsConfigError(
+                f"{where}.{option} is not an option of vLLM: remove it or correct its spelling"
+            ) from None
+        raise DpsConfigError(f"{where}: {error}") from None
     return llm_config
 
 
@@ -217,30 +233,33 @@ def _with_absolute_source(model_loading_config: Any) -> Any:
     return {**model_loading_config, "model_source": str(Path(source).expanduser().absolute())}
 
 
-def _check_engine(engine_kwargs: dict[str, Any]) -> None:
+def _engine_faults(engine_kwargs: Any) -> list[str]:
+    where = "args.llm_config.engine_kwargs"
+    if not isinstance(engine_kwargs, dict):
+        return []
     additional = engine_kwargs.get("additional_config") or {}
+    faults: list[str] = []
     try:
         parse_options(additional)
     except DpsConfigError as error:
-        raise DpsConfigError(f"args.llm_config.engine_kwargs.{error}") from None
+        faults += [f"{where}.{fault}" for fault in error.faults]
     quantization = engine_kwargs.get("quantization")
     if "dps" in additional and quantization != "dps":
-        raise DpsConfigError(
-            f"args.llm_config.engine_kwargs.quantization is {quantization!r} while "
+        faults.append(
+            f"{where}.quantization is {quantization!r} while "
             "additional_config.dps is given: set quantization to 'dps', or remove the options"
         )
+    return faults
 
 
-def _check_deployment(deployment_config: dict[str, Any]) -> None:
+def _replica_faults(deployment_config: Any) -> list[str]:
     where = "args.llm_config.deployment_config"
-    unknown = sorted(deployment_config.keys() - DEPLOYMENT_OPTIONS)
-    if unknown:
-        raise DpsConfigError(
-            f"{where}.{unknown[0]} is not an option: remove it or correct its spelling "
-            f"(known: {', '.join(sorted(DEPLOYMENT_OPTIONS))})"
-        )
+    if not isinstance(deployment_config, dict):
+        return []
+    faults = deployment_faults(deployment_config, where, DEPLOYMENT_OPTIONS)
     if "max_ongoing_requests" not in deployment_config:
-        raise DpsConfigError(
+        faults.append(
             f"{where}.max_ongoing_requests is not set: Ray's default is no limit at all; give the "
             "number of requests one replica may hold, running and waiting"
         )
+    return faults

@@ -10,7 +10,7 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dps_ray.config import DpsConfigError, DpsOptions, one_line
+from dps_ray.config import DpsConfigError, DpsOptions, faults_of
 from dps_ray.scheduling.occupancy import fitted_walk, random_walk
 from dps_ray.scheduling.tuning import ReplicaCosts
 
@@ -130,7 +130,7 @@ def read_input(costs: Path, run: Path | None) -> TuneInput:
     try:
         return TuneInput(**{**measured, **given})
     except ValidationError as error:
-        raise DpsConfigError(one_line(error, str(costs))) from None
+        raise DpsConfigError(*faults_of(error, str(costs))) from None
 
 
 def _measured(run: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ COMMANDS = {
     "check": "prove that elastic memory and nested precision change nothing they must not change",
     "tune": "find the switching thresholds that cost a replica least",
     "bench": "replay a trace against an OpenAI-compatible server and report SLO metrics",
+    "validate": "find everything wrong with Serve config files before they are deployed",
     "demo": "serve a small fleet, replay a bursty trace against it and draw what happened",
 }
 

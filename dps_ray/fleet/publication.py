@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from dps_ray.config import DpsConfigError, one_line
+from dps_ray.config import DpsConfigError, faults_of
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.aggregate import AggregateOptions
 from dps_ray.fleet.budget import BudgetOptions
@@ -64,7 +64,7 @@ def parse_controller_options(user_config: Any) -> ControllerOptions:
     try:
         return ControllerOptions(**(user_config or {}))
     except ValidationError as error:
-        raise DpsConfigError(one_line(error, "user_config")) from None
+        raise DpsConfigError(*faults_of(error, "user_config")) from None
 
 
 class Publication(BaseModel):

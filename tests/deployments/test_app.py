@@ -69,7 +69,7 @@ def changed(*path: str, value: Any) -> dict[str, Any]:
         ),
         (
             changed("llm_config", "engine_kwargs", "max_model_length", value=9),
-            "Unknown engine argument: max_model_length",
+            r"engine_kwargs\.max_model_length is not an option of vLLM",
         ),
         (GOOD, "model_source is '.*no-such-model': there is no config.json"),
     ],

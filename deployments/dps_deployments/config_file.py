@@ -1,0 +1,83 @@
+"""A YAML file read twice: as values, and as nodes that know their lines."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dps_ray.config import DpsConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong in a file."""
+
+    line: int
+    """From 1."""
+    text: str
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """Values of a file, and where they stand."""
+
+    document: Any
+    root: yaml.Node | None
+
+    def line_of(self, path: str) -> int:
+        """Line of the key that a dotted path leads to, or of the last part of it that exists.
+
+        Parts that are not in the file are skipped: pydantic names chosen alternatives in a path.
+        """
+        node, line = self.root, 1
+        for part in path.split("."):
+            if isinstance(node, yaml.MappingNode):
+                for key, value in node.value:
+                    if key.value == part:
+                        node, line = value, key.start_mark.line + 1
+                        break
+            elif isinstance(node, yaml.SequenceNode) and part.isdigit():
+                node = node.value[int(part)]
+                line = node.start_mark.line + 1
+        return line
+
+    def duplicates(self) -> list[Problem]:
+        """Keys that stand twice in one mapping: YAML keeps the last of them in silence."""
+        return list(_duplicates(self.root))
+
+
+def read_config_file(path: Path) -> ConfigFile:
+    """Read a YAML file.
+
+    Raises
+    ------
+    DpsConfigError
+        When it cannot be read.
+    """
+    try:
+        text = path.read_text()
+        return ConfigFile(yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DpsConfigError(f"{path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise DpsConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def _duplicates(node: yaml.Node | None) -> Iterator[Problem]:
+    if isinstance(node, yaml.SequenceNode):
+        for entry in node.value:
+            yield from _duplicates(entry)
+    if isinstance(node, yaml.MappingNode):
+        first: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in first:
+                yield Problem(
+                    line,
+                    f"{key.value} stands already in line {first[key.value]} of the same mapping: "
+                    "remove one of the two",
+                )
+            first.setdefault(key.value, line)
+            yield from _duplicates(value)

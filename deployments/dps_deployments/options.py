@@ -1,0 +1,84 @@
+"""Checks of Serve's own options: Ray takes unknown names in silence and impossible values late."""
+
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Union, get_args, get_origin
+
+from dps_autoscaling.checks import autoscaling_faults
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import DeploymentSchema
+
+from dps_ray.config import faults_of
+
+
+def deployment_faults(
+    options: Mapping[str, Any], where: str, known: Collection[str] = DeploymentSchema.model_fields
+) -> list[str]:
+    """What is wrong with the options of one deployment.
+
+    Parameters
+    ----------
+    options
+        Serve options as a config file gives them.
+    where
+        Dotted path of ``options``, for the messages.
+    known
+        Names that may be used here.
+    """
+    unknown = sorted(options.keys() - set(known))
+    faults = [
+        f"{where}.{name} is not an option: remove it or correct its spelling "
+        f"(known: {', '.join(sorted(known))})"
+        for name in unknown
+    ]
+    autoscaling = options.get("autoscaling_config")
+    values = {
+        "name": "deployment",
+        **{name: value for name, value in options.items() if name not in unknown},
+    }
+    if isinstance(autoscaling, Mapping):
+        del values["autoscaling_config"]
+        faults += autoscaling_faults(autoscaling, f"{where}.autoscaling_config")
+        if options.get("num_replicas") not in (None, "auto"):
+            faults.append(
+                f"{where}.num_replicas is {options['num_replicas']!r} beside autoscaling_config: "
+                "remove one of the two"
+            )
+    faults += unknown_names(DeploymentSchema, values, where)
+    try:
+        DeploymentSchema(**values)
+    except ValidationError as error:
+        faults += faults_of(error, where)
+    return faults
+
+
+def unknown_names(model: type[BaseModel], values: Any, where: str) -> list[str]:
+    """Keys, at any depth, that a model which ignores unknown ones would ignore."""
+    if not isinstance(values, Mapping):
+        return []
+    faults = []
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            if model.model_config.get("extra") != "forbid":
+                faults.append(f"{where}.{name} is not an option: remove it or correct its spelling")
+            continue
+        for inner in _models(field.annotation):
+            entries = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
+            for index, entry in entries:
+                path = f"{where}.{name}" if index is None else f"{where}.{name}.{index}"
+                faults += unknown_names(inner, entry, path)
+    return faults
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Pydantic models that a field may hold, unless it may hold any mapping as well."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, types.UnionType):
+        choices = get_args(annotation)
+        if not any(choice is dict or get_origin(choice) is dict for choice in choices):
+            for choice in choices:
+                yield from _models(choice)
+    elif get_origin(annotation) is list:
+        yield from _models(get_args(annotation)[0])

@@ -1,0 +1,163 @@
+"""``dps-ray validate``: every class of error at once, each with its line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dps_ray.cli.main import main
+
+CONFIGS = sorted((Path(__file__).parents[2] / "deployments/configs").glob("*.yaml"))
+
+GOOD = """\
+http_options:
+  port: 8000
+applications:
+- name: dps-controller
+  route_prefix: /dps
+  import_path: dps_deployments.app:build_controller
+  deployments:
+  - name: FleetController
+    user_config:
+      routing: {name: mode_aware}
+      ageing:
+        stale_after_s: 3.5
+      leases: {ttl_s: 60}
+- name: llm
+  route_prefix: /
+  import_path: dps_deployments.app:build_fleet
+  args:
+    controller_app: dps-controller
+    report:
+      heartbeat_s: 1.0
+    ingress:
+      max_ongoing_requests: 64
+    llm_config:
+      model_loading_config: {model_id: m, model_source: ./no-such-model}
+      accelerator_config: {kind: cpu}
+      engine_kwargs:
+        max_model_len: 512
+        quantization: dps
+        additional_config:
+          dps: {low_watermark: 0.5}
+      deployment_config:
+        max_ongoing_requests: 64
+        autoscaling_config:
+          min_replicas: 0
+          max_replicas: 4
+          target_ongoing_requests: 32
+          look_back_period_s: 30
+          upscale_delay_s: 30
+          downscale_delay_s: 5
+          policy:
+            policy_function: dps_autoscaling.policy:ElasticScalingPolicy
+            policy_kwargs:
+              calm_s: 300
+"""
+FAULTS = [
+    # Unknown names, which Ray would ignore.
+    ("  port: 8000", "  prt: 8000", "http_options.prt is not an option"),
+    ("  route_prefix: /dps", "  route_prefx: /dps", "applications.0.route_prefx is not an option"),
+    ("  - name: FleetController", "  - name: FleetControler", "FleetControler"),
+    ("      max_ongoing_requests: 64", "      max_ongoing_reqs: 64", "ingress.max_ongoing_reqs is"),
+    ("      accelerator_config:", "      acelerator_config:", "acelerator_config is not"),
+    ("        max_model_len:", "        max_model_lenth:", "max_model_lenth is not an option"),
+    ("          min_replicas: 0", "          min_replica: 0", "config.min_replica is not"),
+    ("              calm_s: 300", "              calm: 300", "kwargs.calm is not"),
+    # Impossible values and ranges.
+    ("      routing: {name: mode_aware}", "      routing: {name: fastest}", "routing is"),
+    ("          dps: {low_watermark: 0.5}", "          dps: {low_watermark: 5}", "watermark is 5"),
+    ("          max_replicas: 4", "          max_replicas: -4", "max_replicas is -4"),
+    ("    controller_app: dps-controller", "    controller_app: dps", "controller_app is 'dps'"),
+    (
+        "            policy_function: dps_autoscaling.policy:ElasticScalingPolicy",
+        "            policy_function: dps_autoscaling.policy:ElasticPolicy",
+        "ElasticPolicy', which cannot be imported",
+    ),
+    # Relations of intervals, also between two applications.
+    ("      heartbeat_s: 1.0", "      heartbeat_s: 4.0", "below the controller's ageing"),
+    ("          look_back_period_s: 30", "          look_back_period_s: 8", "a mean needs"),
+    ("          upscale_delay_s: 30", "          upscale_delay_s: 20", "grows twice"),
+    ("          downscale_delay_s: 5", "          downscale_delay_s: 600", "delay_s is 600"),
+    ("              calm_s: 300", "              calm_s: 25", "calm_s is 25: it must be"),
+    ("              calm_s: 300", "              calm_s: 45", "leases.ttl_s (60)"),
+    # YAML keeps the last of two equal keys in silence.
+    ("  route_prefix: /", "  route_prefix: /\n  route_prefix: /", "stands already in line 15"),
+]  # fmt: skip
+
+
+def problems(
+    file: Path, text: str, capsys: pytest.CaptureFixture[str], status: int
+) -> list[tuple[int, str]]:
+    file.write_text(text)
+    assert main(["validate", "--json", str(file)]) == status
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] == (status == 0)
+    return [(problem["line"], problem["text"]) for problem in found["problems"]]
+
+
+def test_shipped_configs_are_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", *map(str, CONFIGS)]) == 0
+    said = capsys.readouterr().out
+    assert all(f"ok   {path}" in said for path in CONFIGS)
+
+
+def test_good_file_has_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert problems(tmp_path / "good.yaml", GOOD, capsys, 0) == []
+
+
+@pytest.mark.parametrize(("good", "bad", "message"), FAULTS, ids=[fault[2] for fault in FAULTS])
+def test_one_fault_is_named_with_its_line(
+    good: str, bad: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = GOOD.splitlines()
+    (index,) = [i for i, line in enumerate(lines) if line == good or line.startswith(f"{good} ")]
+    lines[index] = lines[index].replace(good, bad)
+    found = problems(tmp_path / "bad.yaml", "\n".join(lines), capsys, 1)
+    assert any(message in text for _, text in found), found
+    moved = {line for line, text in found if message in text}
+    assert moved <= {index + 1, index + 2, *_parents(lines, index)}
+
+
+def _parents(lines: list[str], index: int) -> set[int]:
+    """Lines of the mappings around a line: a fault of several fields is a fault of theirs."""
+    depth, found = len(lines[index]) - len(lines[index].lstrip()), set()
+    for above in range(index, -1, -1):
+        indent = len(lines[above]) - len(lines[above].lstrip())
+        if indent <= depth:
+            found.add(above + 1)
+            depth = indent
+    return found
+
+
+def test_all_faults_are_found_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = GOOD
+    chosen = [*FAULTS[:8], FAULTS[9]]
+    for good, bad, _ in chosen:
+        text = text.replace(f"\n{good}", f"\n{bad}", 1)
+    found = problems(tmp_path / "bad.yaml", text, capsys, 1)
+    for _, _, message in chosen:
+        assert any(message in text for _, text in found), message
+    lines = [line for line, _ in found]
+    assert lines == sorted(lines)
+    assert len(set(lines)) >= 9
+
+
+def test_file_that_is_not_yaml_ends_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text("applications: [\n")
+    assert main(["validate", str(file)]) == 2
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_model_folder_is_looked_for_only_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text(GOOD)
+    assert main(["validate", "--with-model", str(file)]) == 1
+    assert f"{file}:24: applications.1.args.llm_config.model_loading_config" in (
+        capsys.readouterr().out
+    )
