@@ -6,6 +6,7 @@ import time
 from importlib.metadata import version
 from typing import Any
 
+from dps_autoscaling.signals import to_stats as to_stats_for_scaling
 from pydantic import BaseModel, ConfigDict
 from ray.serve.llm import LLMServer
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -91,6 +92,10 @@ class DpsLLMServer(LLMServer):
     async def record_routing_stats(self) -> dict[str, Any]:
         """What routers fall back to when pushes stop."""
         return {**await super().record_routing_stats(), **to_stats(self._probe.read())}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's autoscaler hands to a policy of ``dps_autoscaling``."""
+        return to_stats_for_scaling(self._probe.read())
 
     def _mode(self) -> Mode | None:
         status = self._page.read() if self._page is not None else None

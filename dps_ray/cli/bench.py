@@ -14,7 +14,7 @@ from dps_ray.bench.report import summarise, table
 from dps_ray.bench.slo import SloTarget
 from dps_ray.bench.trace_files import BUNDLED, read_trace
 from dps_ray.bench.traces import TraceRequest, resize, speed_up, window
-from dps_ray.cli import bench_engines, bench_fleet, bench_kernels, bench_memory
+from dps_ray.cli import bench_autoscaling, bench_engines, bench_fleet, bench_kernels, bench_memory
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
 from dps_ray.report import Report
@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     bench_fleet.add_arguments(
         actions.add_parser("fleet", help="cost of routing decisions and of the controller")
+    )
+    bench_autoscaling.add_arguments(
+        actions.add_parser("autoscaling", help="simulate a recorded burst around a policy")
     )
     bench_memory.add_arguments(
         actions.add_parser("memory", help="cost of lending, restoring and moving memory")

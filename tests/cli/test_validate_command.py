@@ -7,7 +7,7 @@ import pytest
 
 from dps_ray.cli.main import main
 
-CONFIGS = sorted((Path(__file__).parents[2] / "deployments/configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "deployments/configs").rglob("*.yaml"))
 
 GOOD = """\
 http_options:

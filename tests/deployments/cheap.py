@@ -7,6 +7,7 @@ import asyncio
 import time
 from typing import Any
 
+from dps_autoscaling.signals import to_stats as to_stats_for_scaling
 from dps_deployments.controller_client import ControllerClient
 from dps_deployments.hints import to_stats
 from dps_deployments.probe import ReplicaProbe
@@ -64,6 +65,9 @@ class CheapReplica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         return to_stats(self._probe.read())
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return to_stats_for_scaling(self._probe.read())
 
     async def __call__(self) -> str:
         status = self._page.read()

@@ -1,0 +1,104 @@
+"""The elastic policy inside a real Serve controller: from zero to the limit and back to zero."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from ray import serve
+
+from dps_ray.engine.status_page import StatusPage
+from dps_ray.status import EngineStatus
+
+from .cheap import ROUTER, CheapReplica, page_key
+from .conftest import Cluster
+from .statuses import IDLE
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore:The `metrics_interval_s`:DeprecationWarning"),
+]
+
+APP = "scaled"
+MAX_REPLICAS = 3
+CALM_S = 4.0
+PRESSED = replace(IDLE, used_blocks=90, free_blocks=10, headroom_blocks=10)
+HOLDING = replace(IDLE, full_requests=1)
+
+
+@pytest.fixture
+def app(cluster: Cluster) -> Iterator[Cluster]:
+    scaled = serve.deployment(
+        CheapReplica,
+        name="Scaled",
+        max_ongoing_requests=100,
+        ray_actor_options={"num_cpus": 0},
+        request_router_config=ROUTER,
+        autoscaling_config={
+            "min_replicas": 0,
+            "max_replicas": MAX_REPLICAS,
+            "target_ongoing_requests": 10,
+            "metrics_interval_s": 0.5,
+            "look_back_period_s": 2,
+            "upscale_delay_s": 2,
+            "downscale_delay_s": 0.5,
+            "policy": {
+                "policy_function": "dps_autoscaling.policy:ElasticScalingPolicy",
+                "policy_kwargs": {"calm_s": CALM_S, "idle_s": CALM_S, "silent_after_s": 5},
+            },
+        },
+    )
+    serve.run(scaled.bind(), name=APP, route_prefix="/scaled")
+    yield cluster
+    serve.delete(APP)
+
+
+def running() -> int:
+    deployment = serve.status().applications[APP].deployments["Scaled"]
+    return int(deployment.replica_states.get("RUNNING", 0))
+
+
+def publish(app: Cluster, status: EngineStatus) -> None:
+    """Every replica that the controller knows plays this engine status."""
+    for entry in app.replicas(APP):
+        if entry["standing"] == "live":
+            StatusPage.attach(page_key(entry["replica_id"])).publish(status)
+
+
+def watch(holds: Callable[[], bool], timeout_s: float) -> list[int]:
+    """Numbers of running replicas, each once, until a condition holds."""
+    seen = [running()]
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, f"the condition never held; replicas: {seen}"
+        time.sleep(0.2)
+        now = running()
+        if now != seen[-1]:
+            seen.append(now)
+    return seen
+
+
+def test_fleet_grows_from_zero_under_pressure_keeps_promises_and_returns_to_zero(
+    app: Cluster, record_property: Callable[[str, object], None]
+) -> None:
+    watch(lambda: serve.status().applications[APP].status == "RUNNING", 30)
+    assert running() == 0
+    answer = serve.get_app_handle(APP).remote()
+    assert answer.result(timeout_s=60)
+    assert running() == 1
+
+    watch(lambda: len(app.replicas(APP)) == 1, 10)
+    publish(app, PRESSED)
+    grown = watch(lambda: running() == MAX_REPLICAS, 40)
+    assert grown == sorted(grown)
+
+    watch(lambda: len(app.replicas(APP)) == MAX_REPLICAS, 10)
+    publish(app, HOLDING)
+    time.sleep(2 * CALM_S)
+    assert running() == MAX_REPLICAS, "a replica that owes full precision must not be stopped"
+
+    publish(app, IDLE)
+    shrunk = watch(lambda: running() == 0, 60)
+    record_property("replicas while shrinking", shrunk)
+    assert shrunk == sorted(shrunk, reverse=True)
