@@ -89,12 +89,13 @@ class Front:
         return await self._replicas.remote()
 
 
-def cheap_app() -> serve.Application:
+def cheap_app(**options: Any) -> serve.Application:
+    """Replicas behind a front; Serve options of theirs may be given, else there are two."""
     replicas = serve.deployment(
         CheapReplica,
-        num_replicas=2,
         max_ongoing_requests=100,
         ray_actor_options={"num_cpus": 0},
         request_router_config=ROUTER,
+        **(options or {"num_replicas": 2}),
     )
     return Front.bind(replicas.bind())

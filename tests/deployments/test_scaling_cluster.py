@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import httpx
 import pytest
 from ray import serve
 
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.status import EngineStatus
 
-from .cheap import ROUTER, CheapReplica, page_key
+from .cheap import cheap_app, page_key
 from .conftest import Cluster
 from .statuses import IDLE
 
@@ -29,12 +30,7 @@ HOLDING = replace(IDLE, full_requests=1)
 
 @pytest.fixture
 def app(cluster: Cluster) -> Iterator[Cluster]:
-    scaled = serve.deployment(
-        CheapReplica,
-        name="Scaled",
-        max_ongoing_requests=100,
-        ray_actor_options={"num_cpus": 0},
-        request_router_config=ROUTER,
+    scaled = cheap_app(
         autoscaling_config={
             "min_replicas": 0,
             "max_replicas": MAX_REPLICAS,
@@ -49,13 +45,13 @@ def app(cluster: Cluster) -> Iterator[Cluster]:
             },
         },
     )
-    serve.run(scaled.bind(), name=APP, route_prefix="/scaled")
+    serve.run(scaled, name=APP, route_prefix="/scaled")
     yield cluster
     serve.delete(APP)
 
 
 def running() -> int:
-    deployment = serve.status().applications[APP].deployments["Scaled"]
+    deployment = serve.status().applications[APP].deployments["CheapReplica"]
     return int(deployment.replica_states.get("RUNNING", 0))
 
 
@@ -84,8 +80,7 @@ def test_fleet_grows_from_zero_under_pressure_keeps_promises_and_returns_to_zero
 ) -> None:
     watch(lambda: serve.status().applications[APP].status == "RUNNING", 30)
     assert running() == 0
-    answer = serve.get_app_handle(APP).remote()
-    assert answer.result(timeout_s=60)
+    httpx.get(f"{app.url}/scaled/", timeout=60).raise_for_status()
     assert running() == 1
 
     watch(lambda: len(app.replicas(APP)) == 1, 10)
