@@ -32,6 +32,9 @@ def redirect(runner: Any, moves: Sequence[BlockMove]) -> None:
 
 def _redirect_v1(runner: Any, new_id: dict[int, int]) -> None:
     """Requests outside the persistent batch keep their ids too, and rejoin it with them."""
+    if runner.prepare_inputs_event is not None:
+        # The device may not have read the host's tables for the step before yet.
+        runner.prepare_inputs_event.synchronize()
     for state in runner.requests.values():
         for ids in state.block_ids:
             ids[:] = [new_id.get(block, block) for block in ids]

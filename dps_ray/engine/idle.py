@@ -3,7 +3,7 @@
 vLLM's core blocks on its queue of requests when it has no work, and otherwise steps as fast as it
 can. While residual memory is on its way back, or may start to be soon, an elastic engine has work
 but nothing to compute: here it waits on the same queue for a limited time, so that it uses no CPU
-and a request still starts at once.
+and a request still starts at once. A core that was told to end does not wait for its memory at all.
 """
 
 import functools
@@ -25,6 +25,8 @@ def wait_when_idle() -> None:
 
     @functools.wraps(stock)
     def process_input_queue(self: EngineCoreProc) -> None:
+        if not self.is_running() and hasattr(self.scheduler, "leave_lent"):
+            self.scheduler.leave_lent()
         limit_s = idle_pause_s(self)
         if limit_s > 0:
             with suppress(queue.Empty):

@@ -74,6 +74,7 @@ class ElasticScheduling(_Mixin):
             max_moves=options.compaction_blocks_per_step,
         )
         self._gave_up = False
+        self._ending = False
         pool.tables = self._block_tables
         pool.precision = BlockPrecision()
         self._recompute_fast_prefixes = options.reuse_fast_prefixes == "recompute"
@@ -127,11 +128,18 @@ class ElasticScheduling(_Mixin):
         return super()._free_request(request, *args, **kwargs)
 
     def has_requests(self) -> bool:
-        return (
-            self.has_live_requests()
-            or self.sum_manager.has_pending_work
-            or self._page.requested_pin() not in (None, self.sum_manager.pin)
+        return self.has_live_requests() or (
+            not self._ending
+            and (
+                self.sum_manager.has_pending_work
+                or self._page.requested_pin() not in (None, self.sum_manager.pin)
+            )
         )
+
+    def leave_lent(self) -> None:
+        """Stop counting lent memory as work: the engine is about to end, and the fleet's permit
+        to restore may never come."""
+        self._ending = True
 
     def has_live_requests(self) -> bool:
         """Whether there is anything to compute or to tell a client."""

@@ -46,7 +46,13 @@ class MemoryManager:
             The orders; the same on every rank of the engine.
         fence
             Completion of every earlier step; restores of this command wait for it.
+
+        Raises
+        ------
+        RuntimeError
+            When the restore thread has died.
         """
+        self._worker.require_alive()
         # The order matters: a cancelled copy must have ended before its unit is zeroed, and a unit
         # must be zero before the step's first KV write.
         for task in command.cancel:

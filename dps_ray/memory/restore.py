@@ -95,11 +95,22 @@ class RestoreWorker:
         self._thread = threading.Thread(target=self._run, name="dps-restore", daemon=True)
         self._thread.start()
 
-    def submit(self, task: RestoreTask, fence: Fence) -> None:
-        """Queue a restore; nothing is copied before ``fence`` has been reached."""
+    def require_alive(self) -> None:
+        """Raise once the thread has died: restores ordered before would never end.
+
+        Raises
+        ------
+        RuntimeError
+            Caused by what the thread died of.
+        """
         with self._changed:
             if self._died is not None:
                 raise RuntimeError("the restore thread died") from self._died
+
+    def submit(self, task: RestoreTask, fence: Fence) -> None:
+        """Queue a restore; nothing is copied before ``fence`` has been reached."""
+        with self._changed:
+            self.require_alive()
             if self._stopping:
                 raise RuntimeError(f"{task} was submitted after stop()")
             self._queue.append((task, fence))

@@ -242,6 +242,17 @@ def test_without_the_step_fence_a_late_writer_ruins_the_residual(
     assert engine.full_steps_on_wrong_weights or failed or ruined
 
 
+def test_engine_that_ends_does_not_wait_for_a_permit_to_restore(engine: AsyncEngine) -> None:
+    engine.scheduler._page.set_permits(restore_until_s=0.0, fast=True)
+    engine.add(14 * BLOCK_TOKENS, 2)
+    while engine.scheduler.has_live_requests():
+        engine.turn()
+    assert engine.scheduler.sum_manager.counters.units_lent > 0
+    assert engine.scheduler.has_requests()
+    engine.scheduler.leave_lent()
+    assert not engine.scheduler.has_requests()
+
+
 def test_commands_ride_in_the_order_of_the_steps(engine: AsyncEngine) -> None:
     """A unit is zeroed with the step that first writes it, not with the one before or after."""
     owned: set[int] = set()

@@ -12,12 +12,13 @@ from dps_ray.commands import BlockMove
 from dps_ray.engine.block_tables import redirect
 
 
-def v1_runner() -> SimpleNamespace:
+def v1_runner(prepare_inputs_event: object = None) -> SimpleNamespace:
     entries = np.array([[7, 3, 9, 7], [3, 0, 0, 0], [9, 9, 0, 0]], dtype=np.int32)
     table = SimpleNamespace(
         block_table=SimpleNamespace(np=entries), num_blocks_per_row=np.array([3, 1, 0])
     )
     return SimpleNamespace(
+        prepare_inputs_event=prepare_inputs_event,
         input_batch=SimpleNamespace(block_table=SimpleNamespace(block_tables=[table])),
         requests={
             "in the batch": SimpleNamespace(block_ids=([7, 3, 9],)),
@@ -36,6 +37,19 @@ def test_v1_renames_in_every_row_and_in_requests_outside_the_batch() -> None:
     assert runner.requests["in the batch"].block_ids == ([1, 2, 9],)
     assert runner.requests["not scheduled"].block_ids == ([2, 8],)
     assert runner.requests["not scheduled"].block_ids[0] is kept, "additions go to this list"
+
+
+def test_v1_tables_keep_old_names_until_the_step_before_has_read_them() -> None:
+    seen: list[list[int]] = []
+
+    class Read:
+        def synchronize(self) -> None:
+            (table,) = runner.input_batch.block_table.block_tables
+            seen.append(table.block_table.np[0].tolist())
+
+    runner = v1_runner(Read())
+    redirect(runner, [BlockMove(7, 1)])
+    assert seen == [[7, 3, 9, 7]]
 
 
 def test_v2_renames_on_the_device_without_moving_the_table() -> None:

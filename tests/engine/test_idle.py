@@ -17,11 +17,16 @@ from dps_ray.engine.idle import PIN_POLL_S, POLL_S, idle_pause_s, wait_when_idle
 class Core(EngineCoreProc):
     """vLLM's input loop without an engine around it; requests are kept as they come."""
 
-    def __init__(self, pause_s: float, *, pending: bool = True, live: bool = False) -> None:
+    def __init__(
+        self, pause_s: float, *, pending: bool = True, live: bool = False, running: bool = True
+    ) -> None:
+        self.running = running
+        self.left_lent = 0
         self.scheduler: Any = SimpleNamespace(
             sum_manager=SimpleNamespace(has_pending_work=pending, idle_pause_s=pause_s),
             has_live_requests=lambda: live,
             has_requests=lambda: live or pending,
+            leave_lent=self._leave_lent,
         )
         self.batch_queue = None
         self.engines_running = False
@@ -33,7 +38,10 @@ class Core(EngineCoreProc):
         self.handled.append(request)
 
     def is_running(self) -> bool:
-        return True
+        return self.running
+
+    def _leave_lent(self) -> None:
+        self.left_lent += 1
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +82,13 @@ def test_request_ends_the_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     core._process_input_queue()
     assert time.monotonic() - began_s < 30.0
     assert core.handled == [("add", "a request")]
+
+
+@pytest.mark.parametrize(("running", "expected"), [(False, 1), (True, 0)])
+def test_only_a_core_told_to_end_gives_up_its_lent_memory(running: bool, expected: int) -> None:
+    core = Core(0.001, running=running)
+    core._process_input_queue()
+    assert core.left_lent == expected
 
 
 def test_core_with_requests_or_without_pending_memory_is_left_alone() -> None:

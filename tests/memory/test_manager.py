@@ -313,3 +313,23 @@ def test_one_command_cancels_then_zeroes_then_restores(builder: Callable[..., Ri
         manager.note_step(0.01, load=4)
     manager.close()
     assert rig.driver.created_bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_restore_thread_ends_the_rank_at_its_next_step(builder: Callable[..., Rig]) -> None:
+    """Else a replica whose last restore it was would wait in fast mode for ever."""
+
+    def refuse(result: RestoreResult) -> None:
+        raise OSError("status page gone")
+
+    rig = builder()
+    rig.region.upload_all()
+    pacer = Pacer(max_inflation=0.05, floor_bytes_per_s=1e9)
+    with MemoryManager(
+        rig.region, pacer=pacer, chunk_bytes=1024, verify=True, on_done=refuse
+    ) as manager:
+        manager.apply(StepCommand(Mode.FAST, zero=(0,)), NoFence())
+        manager.apply(StepCommand(Mode.FAST, restore=(RestoreTask(0, 0, 1),)), NoFence())
+        assert manager.wait_idle(TIMEOUT_S)
+        with pytest.raises(RuntimeError, match="restore thread died"):
+            manager.apply(StepCommand(Mode.FAST), NoFence())
