@@ -35,7 +35,7 @@ class InFlight:
         self._pick_timeout_s = pick_timeout_s
         self._placements: dict[str, _Placement] = {}
         self._histories: dict[str, _CountHistory] = {}
-        # Where requests ended that were not accepted: refused there, or over already.
+        # Where requests ended of which no acceptance was told: refused there, or over already.
         self._ended: dict[str, str] = {}
         # Picks in the order they were made, so that the oldest is always looked at first.
         self._pending: dict[str, float] = {}
@@ -50,10 +50,11 @@ class InFlight:
     def accept(self, request_id: str, replica_id: str, now_s: float) -> list[str]:
         """Note which replica took the request: it may be another than the one picked.
 
-        A short request may have ended there before its acceptance is told.
+        A short request may have ended there before its acceptance is told, also on another replica
+        than the one picked.
         """
         if self._ended.pop(request_id, None) == replica_id:
-            return []
+            return self._remove(request_id, now_s)
         return self._place(request_id, _Placement(replica_id, accepted=True), now_s)
 
     def finish(self, request_id: str, replica_id: str, now_s: float) -> list[str]:
@@ -62,13 +63,12 @@ class InFlight:
         A refusal by one replica ends a placement there while the request goes on elsewhere.
         """
         placement = self._placements.get(request_id)
-        if placement is not None and placement.replica_id == replica_id:
-            if not placement.accepted:
-                self._ended[request_id] = replica_id
-                if len(self._ended) > _HISTORY_LENGTH:
-                    del self._ended[next(iter(self._ended))]
-            return self._remove(request_id, now_s)
-        return []
+        placed_here = placement is not None and placement.replica_id == replica_id
+        if placement is None or not placement.accepted:
+            self._ended[request_id] = replica_id
+            if len(self._ended) > _HISTORY_LENGTH:
+                del self._ended[next(iter(self._ended))]
+        return self._remove(request_id, now_s) if placed_here else []
 
     def count(self, replica_id: str) -> int:
         """Open requests on the replica."""

@@ -158,6 +158,21 @@ def test_request_that_ended_before_its_acceptance_was_told_is_not_counted_for_ev
     assert (open_requests.count("a"), open_requests.count("b")) == (0, 1)
 
 
+def test_request_that_ended_on_another_replica_than_the_one_picked_is_not_counted_for_ever() -> (
+    None
+):
+    open_requests = InFlight(pick_timeout_s=5.0)
+    open_requests.pick("moved", "a", 0.0)
+    open_requests.finish("moved", "b", 0.1)
+    open_requests.accept("moved", "b", 0.2)
+    assert (open_requests.count("a"), open_requests.count("b")) == (0, 0)
+    open_requests.pick("slow", "a", 1.0)
+    open_requests.expire(7.0)
+    open_requests.finish("slow", "a", 7.1)
+    open_requests.accept("slow", "a", 7.2)
+    assert open_requests.count("a") == 0
+
+
 def test_refusal_ends_the_placement_there_only() -> None:
     open_requests = InFlight()
     open_requests.pick("r", "a", 0.0)
@@ -192,7 +207,9 @@ class InFlightMachine(RuleBasedStateMachine):
     def place(self, request: str, replica: str, accepted: bool) -> None:
         place = self.open.accept if accepted else self.open.pick
         place(request, replica, self.step())
-        if not (self.ended.pop(request, None) == replica and accepted):
+        if self.ended.pop(request, None) == replica and accepted:
+            self.model.pop(request, None)
+        else:
             self.model[request] = replica
             self.unaccepted.pop(request, None)
             if not accepted:
@@ -202,10 +219,11 @@ class InFlightMachine(RuleBasedStateMachine):
     @rule(request=requests, replica=replicas)
     def finish(self, request: str, replica: str) -> None:
         self.open.finish(request, replica, self.step())
+        if request not in self.model or request in self.unaccepted:
+            self.ended[request] = replica
         if self.model.get(request) == replica:
             del self.model[request]
-            if self.unaccepted.pop(request, None) == replica:
-                self.ended[request] = replica
+            self.unaccepted.pop(request, None)
         self.note()
 
     @rule(kept=st.sets(replicas))
