@@ -6,10 +6,12 @@ controller's side; ``LeaseHolder`` is the replica's.
 Why there are never more valid leases than the limit: a lease runs, on the replica's clock, from the
 moment the report was *sent* that it answers, and on the controller's from the moment that report
 *arrived*, so the replica's ends first. A new controller grants nothing for one lease time, in which
-every lease of its predecessor has been reported or has run out.
+every lease of its predecessor has been reported or has run out. A lease that is revoked keeps its
+place until it would have run out: the answer that says so may be lost.
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -117,6 +119,9 @@ class LeaseBook:
         self._clock = clock
         self._started_at_s = clock()
         self._leases: dict[str, Lease] = {}
+        self._ending: dict[str, Lease] = {}
+        """Revoked leases whose holders may not have heard of it: they keep their places until they
+        would have run out."""
         self._wishes: dict[str, _Wish] = {}
         self._unleased: dict[str, float] = {}
         """Replicas that restore without a lease, and when that was last heard."""
@@ -158,17 +163,24 @@ class LeaseBook:
             self.forget([replica_id])
             return False
         wish = self._wishes.get(replica_id)
-        self._wishes[replica_id] = _Wish(wish.since_s if wish else now_s, now_s)
+        self._wishes[replica_id] = _Wish(wish.since_s if wish else now_s, now_s, state.node_id)
         refusal = self._objection(state, fleet(), now_s)
         if refusal is not None:
-            if self._leases.pop(replica_id, None) is not None:
+            revoked = self._leases.pop(replica_id, None)
+            if revoked is not None:
                 self.revoked += 1
+                if state.health is not Health.DEAD:
+                    self._ending[replica_id] = revoked
             if state.restoring:
                 self._unleased[replica_id] = now_s
+            if refusal is Refusal.LEAVING:
+                # It will never get one, so its age must not hold up the others.
+                del self._wishes[replica_id]
             return refusal
         known = self._leases.get(replica_id)
         self.granted += known is None
         self._unleased.pop(replica_id, None)
+        self._ending.pop(replica_id, None)
         self._leases[replica_id] = Lease(
             replica_id=replica_id,
             node_id=state.node_id,
@@ -181,6 +193,7 @@ class LeaseBook:
         """Drop replicas that are gone or want nothing."""
         for replica_id in replica_ids:
             self._leases.pop(replica_id, None)
+            self._ending.pop(replica_id, None)
             self._wishes.pop(replica_id, None)
             self._unleased.pop(replica_id, None)
 
@@ -199,19 +212,24 @@ class LeaseBook:
             return None if state.has_lease else Refusal.BLIND
         if fleet.live < options.min_known_share * fleet.present:
             return Refusal.BLIND
-        free = self._limit(fleet) - len(self._leases.keys() | self._unleased.keys() - {replica_id})
+        held = {**self._ending, **self._leases}
+        held.pop(replica_id, None)
+        free = self._limit(fleet) - len(held.keys() | self._unleased.keys() - {replica_id})
+        taken = Counter(lease.node_id for lease in held.values())
+        full_nodes = {
+            node_id
+            for node_id, count in taken.items()
+            if node_id is not None and count >= options.max_per_node
+        }
         since_s = self._wishes[replica_id].since_s
         older = sum(
             wish.since_s < since_s
             for other, wish in self._wishes.items()
-            if other not in self._leases
+            if other not in self._leases and wish.node_id not in full_nodes
         )
         if older >= free:
             return Refusal.FULL
-        on_node = sum(lease.node_id == state.node_id for lease in self._leases.values())
-        if state.node_id is not None and on_node >= options.max_per_node:
-            return Refusal.NODE
-        return None
+        return Refusal.NODE if state.node_id in full_nodes else None
 
     def _limit(self, fleet: FleetFigures) -> int:
         if self._options.max_concurrent is not None:
@@ -220,8 +238,9 @@ class LeaseBook:
 
     def _expire(self) -> None:
         now_s, ttl_s = self._clock(), self._options.ttl_s
-        for lease in [lease for lease in self._leases.values() if lease.expires_at_s <= now_s]:
-            del self._leases[lease.replica_id]
+        for leases in (self._leases, self._ending):
+            for lease in [lease for lease in leases.values() if lease.expires_at_s <= now_s]:
+                del leases[lease.replica_id]
         for replica_id in [r for r, wish in self._wishes.items() if now_s - wish.heard_s > ttl_s]:
             del self._wishes[replica_id]
         for replica_id in [r for r, at_s in self._unleased.items() if now_s - at_s > ttl_s]:
@@ -289,3 +308,4 @@ class LeaseHolder:
 class _Wish:
     since_s: float
     heard_s: float
+    node_id: str | None

@@ -94,6 +94,34 @@ def test_replica_that_is_leaving_gets_no_lease_and_loses_its_own(
     assert book.leases() == []
 
 
+def test_revoked_lease_keeps_its_place_until_it_would_have_run_out(
+    book: LeaseBook, clock: Clock
+) -> None:
+    assert ask(book, wish("a", node_id="n1")) is True
+    ask(book, wish("a", node_id="n1", health=Health.DRAINING))
+    assert ask(book, wish("b", node_id="n1")) is Refusal.NODE
+    clock.now_s += TTL_S
+    assert ask(book, wish("b", node_id="n1")) is True
+
+
+def test_replica_that_is_leaving_does_not_hold_up_younger_wishes(
+    book: LeaseBook, clock: Clock
+) -> None:
+    for replica_id in "abc":
+        clock.now_s += 0.1
+        assert ask(book, wish(replica_id, health=Health.DRAINING)) is Refusal.LEAVING
+    clock.now_s += 0.1
+    assert ask(book, wish("d")) is True
+
+
+def test_wishes_of_a_full_node_do_not_hold_up_other_nodes(book: LeaseBook, clock: Clock) -> None:
+    answers = []
+    for replica_id, node_id in [("a", "n1"), ("b", "n1"), ("c", "n1"), ("d", "n2")]:
+        clock.now_s += 0.1
+        answers.append(ask(book, wish(replica_id, node_id=node_id)))
+    assert answers == [True, Refusal.NODE, Refusal.NODE, True]
+
+
 def test_pressure_revokes_leases_and_grants_none(book: LeaseBook) -> None:
     assert ask(book, wish("a")) is True
     assert ask(book, wish("a"), headroom_blocks=10) is Refusal.PRESSURE
