@@ -45,12 +45,13 @@ class EngineGate:
         async def guarded(request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
             headers = getattr(raw_request_info, "headers", None)
             floor = floor_of(request, headers)
-            if floor is not Floor.ANY:
+            # The engine reads the body alone: there the header must win over it too.
+            if floor is not Floor.ANY or PRECISION_FIELD in (request.vllm_xargs or {}):
                 request.vllm_xargs = {**(request.vllm_xargs or {}), PRECISION_FIELD: floor.value}
-            if floor is Floor.FULL:
-                await self._wait_for_full(wait_of(headers))
             answered = False
             try:
+                if floor is Floor.FULL:
+                    await self._wait_for_full(wait_of(headers))
                 async for response in tell_origins(method(request, raw_request_info)):
                     if not answered and client.errored and _is_error(response):
                         raise replica_lost("the engine has ended")

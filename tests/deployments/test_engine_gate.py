@@ -201,6 +201,13 @@ def test_floor_of_the_header_reaches_the_engine_with_the_other_arguments() -> No
     assert engine.seen == [{"other": 1, "dps_precision": "full"}, None]
 
 
+def test_floor_of_the_header_wins_over_the_body_in_the_engine_too() -> None:
+    engine = gate()
+    body = request(stream=False, vllm_xargs={"dps_precision": "full"})
+    collect(engine, body, info(X_DPS_Precision="any"))
+    assert engine.seen == [{"dps_precision": "any"}]
+
+
 def test_request_that_insists_is_refused_in_its_time_while_the_replica_is_fast() -> None:
     engine = gate(mode=Mode.FAST)
     headers = info(X_DPS_Precision="full", X_DPS_Wait_S="0.05")
