@@ -1,8 +1,11 @@
 """The push loop of a replica: look often, report transitions at once and heartbeats otherwise."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
+
+from pydantic import ValidationError
 
 from dps_deployments.controller_client import (
     RETRY_PERIOD_S,
@@ -13,6 +16,8 @@ from dps_ray.fleet.coordinator import Reply
 from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions, ReportSchedule
 from dps_ray.fleet.state import ReplicaState
+
+logger = logging.getLogger("ray.serve")
 
 
 async def report_forever(
@@ -47,11 +52,16 @@ async def report_forever(
             sent_at_s = time.monotonic()
             permits.sending(state, sent_at_s)
             try:
-                reply = await client.report(state.model_dump(mode="json"))
+                reply = Reply.model_validate(await client.report(state.model_dump(mode="json")))
             except ControllerUnavailableError:
                 await asyncio.sleep(RETRY_PERIOD_S)
                 continue
-            permits.answered(Reply.model_validate(reply), sent_at_s)
+            except ValidationError as error:
+                # To such a controller the replica is as good as alone; its engine is well.
+                logger.error("reply of another release is not understood: %s", error)
+                await asyncio.sleep(options.heartbeat_s)
+                continue
+            permits.answered(reply, sent_at_s)
             schedule.delivered(state, time.monotonic())
             obey()
         await asyncio.sleep(options.poll_period_s)
