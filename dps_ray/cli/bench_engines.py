@@ -10,7 +10,7 @@ from dps_ray.bench.engines.speed import SpeedBench
 from dps_ray.bench.engines.turns import all_cores
 from dps_ray.checks.specs import EngineSpec
 from dps_ray.cli.output import add_json_flag, finish, say
-from dps_ray.config import DpsConfigError
+from dps_ray.cli.positive import require_positive
 from dps_ray.models.cache import cache_root
 from dps_ray.report import Report
 
@@ -79,7 +79,7 @@ def _add_common(command: argparse.ArgumentParser) -> None:
 
 
 def run_engine(args: argparse.Namespace) -> int:
-    _require_positive(args, "batch", "prompt_tokens", "output_tokens", "rounds", "threads")
+    require_positive(args, "batch", "prompt_tokens", "output_tokens", "rounds", "threads")
     bench = SpeedBench(
         args.batch, args.prompt_tokens, args.output_tokens, args.rounds, args.threads
     )
@@ -105,7 +105,7 @@ def run_engine(args: argparse.Namespace) -> int:
 
 
 def run_pressure(args: argparse.Namespace) -> int:
-    _require_positive(args, "requests", "prompt_tokens", "output_tokens", "rounds", "threads")
+    require_positive(args, "requests", "prompt_tokens", "output_tokens", "rounds", "threads")
     bench = PressureBench(
         args.requests,
         tuple(args.prompt_tokens),
@@ -135,12 +135,3 @@ def run_pressure(args: argparse.Namespace) -> int:
             figures["dps_over"][rival]["median"] >= target,
         )
     return finish(args, report)
-
-
-def _require_positive(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        given = getattr(args, name)
-        for value in given if isinstance(given, list) else [given]:
-            if value < 1:
-                flag = name.replace("_", "-")
-                raise DpsConfigError(f"--{flag} is {value}: give numbers of at least 1")

@@ -6,6 +6,7 @@ from pydantic import TypeAdapter
 
 from dps_ray.bench.fleet_cost import FleetLoad, measure_controller, measure_decisions
 from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.cli.positive import require_positive
 from dps_ray.fleet.policies import Policy
 from dps_ray.report import Report
 
@@ -25,6 +26,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and judge: decisions within 200 us at p99, the controller under one core."""
+    require_positive(args, "replicas", "decisions", "seconds")
     load = FleetLoad(replicas=args.replicas, seconds=args.seconds)
     controller = measure_controller(load)
     say(

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.cli.positive import require_positive
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -27,6 +28,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; exit status 0 only when every target is met."""
+    require_positive(args, "units", "unit_mib", "rounds")
     # vLLM takes seconds to import, and the other benchmarks do without it.
     from dps_ray.bench.memory import bench_compaction, bench_memory
     from dps_ray.models.cache import cache_root

@@ -17,3 +17,9 @@ def test_bench_fleet_measures_controller_and_every_policy(
     assert len(report["decisions"]) == 5
     for figures in report["decisions"].values():
         assert 0.0 < figures["p50_us"] <= figures["p99_us"] <= figures["max_us"]
+
+
+@pytest.mark.parametrize("flag", ["--replicas", "--decisions", "--seconds"])
+def test_fleet_of_nothing_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "fleet", flag, "0"]) == 2
+    assert f"{flag} is 0: give numbers of at least 1" in capsys.readouterr().err
