@@ -1,5 +1,6 @@
 """Options of one elastic engine: ``additional_config: {"dps": {...}}`` in vLLM's configuration."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -137,6 +138,10 @@ def parse_options(additional_config: Any) -> DpsOptions:
     DpsConfigError
         One line that names each wrong field, its value and what is allowed.
     """
+    if additional_config and not isinstance(additional_config, Mapping):
+        raise DpsConfigError(
+            f"additional_config is {additional_config!r}: give a mapping, such as {{'dps': {{}}}}"
+        )
     raw = additional_config.get("dps", {}) if additional_config else {}
     if isinstance(raw, DpsOptions):
         return raw
@@ -145,7 +150,7 @@ def parse_options(additional_config: Any) -> DpsOptions:
             f"additional_config.dps is {raw!r}: give a mapping, such as {{'pin': 'auto'}}"
         )
     try:
-        return DpsOptions(**raw)
+        return DpsOptions.model_validate(raw)
     except ValidationError as error:
         raise DpsConfigError(*faults_of(error, "additional_config.dps")) from None
 

@@ -123,7 +123,7 @@ def parse_fleet_args(args: dict[str, Any]) -> FleetArgs:
     """
     faults: list[str] = []
     try:
-        fleet = FleetArgs(**args)
+        fleet = FleetArgs.model_validate(args)
     except ValidationError as error:
         faults += faults_of(error, "args")
     given = args.get("llm_config")
@@ -236,7 +236,7 @@ def _with_absolute_source(model_loading_config: Any) -> Any:
 def _engine_faults(engine_kwargs: Any) -> list[str]:
     where = "args.llm_config.engine_kwargs"
     if not isinstance(engine_kwargs, dict):
-        return []
+        return [f"{where} is {engine_kwargs!r}: give a mapping, or leave it out"]
     additional = engine_kwargs.get("additional_config") or {}
     faults: list[str] = []
     try:
@@ -244,7 +244,7 @@ def _engine_faults(engine_kwargs: Any) -> list[str]:
     except DpsConfigError as error:
         faults += [f"{where}.{fault}" for fault in error.faults]
     quantization = engine_kwargs.get("quantization")
-    if "dps" in additional and quantization != "dps":
+    if isinstance(additional, dict) and "dps" in additional and quantization != "dps":
         faults.append(
             f"{where}.quantization is {quantization!r} while "
             "additional_config.dps is given: set quantization to 'dps', or remove the options"
@@ -255,7 +255,7 @@ def _engine_faults(engine_kwargs: Any) -> list[str]:
 def _replica_faults(deployment_config: Any) -> list[str]:
     where = "args.llm_config.deployment_config"
     if not isinstance(deployment_config, dict):
-        return []
+        return [f"{where} is {deployment_config!r}: give a mapping with max_ongoing_requests"]
     faults = deployment_faults(deployment_config, where, DEPLOYMENT_OPTIONS)
     if "max_ongoing_requests" not in deployment_config:
         faults.append(

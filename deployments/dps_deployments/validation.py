@@ -131,7 +131,10 @@ def _fleet(args: Any, with_model: bool) -> tuple[FleetArgs | None, list[str]]:
         engine = {k: v for k, v in given.get("engine_kwargs", {}).items() if k not in _CHECKED}
         safe = {**given, "engine_kwargs": engine, "deployment_config": _SAFE_DEPLOYMENT}
         others = {name: args[name] for name in args if name not in wrong}
-        fleet = FleetArgs(**{**others, "llm_config": safe})
+        try:
+            fleet = FleetArgs.model_validate({**others, "llm_config": safe})
+        except ValidationError:
+            return None, faults
     faults += _llm_faults(fleet)
     if with_model and not faults:
         try:

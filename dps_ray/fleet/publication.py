@@ -62,7 +62,7 @@ def parse_controller_options(user_config: Any) -> ControllerOptions:
             "{'routing': {'name': 'mode_aware'}}"
         )
     try:
-        return ControllerOptions(**(user_config or {}))
+        return ControllerOptions.model_validate(user_config or {})
     except ValidationError as error:
         raise DpsConfigError(*faults_of(error, "user_config")) from None
 

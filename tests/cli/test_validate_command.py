@@ -74,6 +74,10 @@ FAULTS = [
         "            policy_function: dps_autoscaling.policy:ElasticPolicy",
         "ElasticPolicy', which cannot be imported",
     ),
+    # Values of another kind, empty keys and keys that are numbers.
+    ("          dps: {low_watermark: 0.5}", "          dps: {1: 2}", "dps.1 is"),
+    ("      deployment_config:", "      deployment_config: 3\n      other:", "is 3: give"),
+    ("      routing: {name: mode_aware}", "      1: 2", "user_config.1 is"),
     # Relations of intervals, also between two applications.
     ("      heartbeat_s: 1.0", "      heartbeat_s: 4.0", "below the controller's ageing"),
     ("          look_back_period_s: 30", "          look_back_period_s: 8", "a mean needs"),

@@ -64,6 +64,19 @@ def changed(*path: str, value: Any) -> dict[str, Any]:
             "max_ongoing_requests is not set",
         ),
         (
+            changed("llm_config", "deployment_config", value=None),
+            "deployment_config is None: give a mapping",
+        ),
+        (
+            changed("llm_config", "engine_kwargs", value=None),
+            "engine_kwargs is None: give a mapping",
+        ),
+        (
+            changed("llm_config", "engine_kwargs", "additional_config", value="dps"),
+            "additional_config is 'dps': give a mapping",
+        ),
+        ({1: 2, **GOOD}, "args.1 is 1: Keys should be strings"),
+        (
             changed("report", value={"poll_period_s": 2.0, "heartbeat_s": 1.0}),
             "poll_period_s",
         ),
