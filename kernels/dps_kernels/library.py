@@ -8,6 +8,20 @@ import torch
 from torch import Tensor
 
 _OPS = "dps_kernels"
+_OPERATORS = (
+    "copy_rows",
+    "has_packed",
+    "isa",
+    "linear",
+    "linear_16bit",
+    "linear_packed",
+    "moe",
+    "moe_packed",
+    "read_all",
+    "reconstruct",
+    "row_sums",
+)
+"""All that the compiled library must offer."""
 
 
 @cache
@@ -22,8 +36,12 @@ def available() -> bool:
         except OSError as error:
             why = f"does not load ({error})"
         else:
-            _register_fakes()
-            return True
+            compiled = getattr(torch.ops, _OPS)
+            missing = [name for name in _OPERATORS if not hasattr(compiled, name)]
+            if not missing:
+                _register_fakes()
+                return True
+            why = f"is older than its sources (without {', '.join(missing)})"
     warnings.warn(
         f"dps_kernels: the compiled library {why}; running the slow torch path. "
         "Install again with a C++ compiler: pip install --no-deps --no-build-isolation -e .",

@@ -104,3 +104,14 @@ def test_a_library_of_another_torch_is_refused_with_its_reason(monkeypatch, tmp_
             assert not library.available()
     finally:
         library.available.cache_clear()
+
+
+@compiled
+def test_a_library_older_than_its_sources_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(library, "_OPERATORS", (*library._OPERATORS, "added_since"))
+    library.available.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match=r"older .*without added_since.*Install again"):
+            assert not library.available()
+    finally:
+        library.available.cache_clear()
