@@ -25,13 +25,15 @@ class EngineGate:
     ----------
     read_mode
         The engine's mode; ``None`` when it is not known.
-    options
-        Bounds on waiting.
+    read_options
+        The operator's bounds on waiting, which may change.
     """
 
-    def __init__(self, read_mode: Callable[[], Mode | None], options: AdmissionOptions) -> None:
+    def __init__(
+        self, read_mode: Callable[[], Mode | None], read_options: Callable[[], AdmissionOptions]
+    ) -> None:
         self._read_mode = read_mode
-        self._options = options
+        self._read_options = read_options
 
     def guard(self, engine: Any, client: Any) -> None:
         """Put the gate before an engine of ``ray.serve.llm`` and its vLLM client."""
@@ -65,13 +67,14 @@ class EngineGate:
         return guarded
 
     async def _wait_for_full(self, asked_s: float | None) -> None:
-        limit_s = self._options.full_wait_s
+        options = self._read_options()
+        limit_s = options.full_wait_s
         limit_s = limit_s if asked_s is None else min(asked_s, limit_s)
         started_s = time.monotonic()
         while self._read_mode() is Mode.FAST:
             waited_s = time.monotonic() - started_s
             if waited_s >= limit_s:
-                raise precision_unavailable(waited_s, self._options.min_retry_after_s)
+                raise precision_unavailable(waited_s, options.min_retry_after_s)
             await asyncio.sleep(POLL_PERIOD_S)
 
 

@@ -19,7 +19,6 @@ from dps_deployments.ray_adapter import engine_client, replica_identity
 from dps_deployments.reporter import report_forever
 from dps_ray.config import parse_options
 from dps_ray.engine.status_page import StatusPage
-from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions
 from dps_ray.modes import Mode, Pin
@@ -63,7 +62,7 @@ class DpsLLMServer(LLMServer):
         self._own_pin = self._pin = engine_options.pin
         if engine_options.key is not None:
             self._page = StatusPage.attach(engine_options.key)
-        gate = EngineGate(self._mode, AdmissionOptions())
+        gate = EngineGate(self._mode, lambda: self._permits.admission)
         gate.guard(self.engine, engine)
         self._probe.engine_started(
             engine_is_dead=lambda: bool(engine.errored),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict
 
+from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.aggregate import FleetAggregate
 from dps_ray.fleet.budget import PrecisionBudget
 from dps_ray.fleet.leases import FleetFigures, LeaseBook, LeaseOptions, Refusal
@@ -29,6 +30,7 @@ class Reply(BaseModel):
     """Why it may not although it wants to."""
     may_go_fast: bool
     terms: LeaseOptions
+    admission: AdmissionOptions = AdmissionOptions()
     pin: Pin | None = None
     """The operator's pin; ``None``: the one the replica was started with."""
 
@@ -94,6 +96,7 @@ class Coordinator:
             refusal=refusal,
             may_go_fast=allowed,
             terms=self.options.leases,
+            admission=self.options.admission,
             pin=self.options.pins.get(state.replica_id, self.options.pins.get("*")),
         )
 

@@ -1,5 +1,6 @@
 """What a replica may do at this moment, from what the controller last said."""
 
+from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.coordinator import Reply
 from dps_ray.fleet.leases import LeaseHolder, LeaseOptions
 from dps_ray.fleet.state import ReplicaState
@@ -18,6 +19,8 @@ class ReplicaPermits:
         self._may_go_fast: bool | None = None
         self.pin: Pin | None = None
         """The operator's pin; ``None``: the one the replica was started with."""
+        self.admission = AdmissionOptions()
+        """The operator's bounds on waiting."""
 
     def has_lease(self, now_s: float) -> bool:
         """Whether a restore lease is valid now."""
@@ -44,3 +47,4 @@ class ReplicaPermits:
             self._holder.answered(reply.terms, reply.lease, sent_at_s)
             self._may_go_fast = reply.may_go_fast
             self.pin = reply.pin
+            self.admission = reply.admission

@@ -113,7 +113,7 @@ def gate(
 ) -> Engine:
     client = Client(told)
     engine = Engine(client)
-    EngineGate(lambda: mode, options or AdmissionOptions()).guard(engine, client)
+    EngineGate(lambda: mode, lambda: options or AdmissionOptions()).guard(engine, client)
     return engine
 
 
@@ -141,7 +141,7 @@ class DyingClient(Client):
 def dying(outputs: int) -> Engine:
     client = DyingClient(outputs)
     engine = Engine(client)
-    EngineGate(lambda: Mode.FULL, AdmissionOptions()).guard(engine, client)
+    EngineGate(lambda: Mode.FULL, AdmissionOptions).guard(engine, client)
     return engine
 
 
@@ -164,7 +164,7 @@ def test_error_of_a_living_engine_is_passed_on() -> None:
 
     client = Client(None)
     engine = Refusing(client)
-    EngineGate(lambda: Mode.FULL, AdmissionOptions()).guard(engine, client)
+    EngineGate(lambda: Mode.FULL, AdmissionOptions).guard(engine, client)
     with pytest.raises(ValueError, match="prompt too long"):
         collect(engine, request(stream=False))
 

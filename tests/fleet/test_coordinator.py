@@ -3,8 +3,10 @@
 import pytest
 
 from dps_ray.config import DpsConfigError
+from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.leases import LeaseOptions, Refusal
+from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.publication import ControllerOptions, parse_controller_options
 from dps_ray.fleet.routers import FORGET_AFTER_S
 from dps_ray.fleet.snapshot import Standing
@@ -110,6 +112,13 @@ def test_pin_of_a_replica_beats_the_pin_of_all_others(coordinator: Coordinator) 
     coordinator.reconfigure(ControllerOptions())
     pins.append(coordinator.report(replica_state("a", 2)).pin)
     assert pins == [Pin.FULL, Pin.FAST, None]
+
+
+def test_replica_learns_the_operators_bounds_on_waiting(coordinator: Coordinator) -> None:
+    coordinator.reconfigure(ControllerOptions(admission=AdmissionOptions(full_wait_s=1.5)))
+    permits = ReplicaPermits("a", 0.0)
+    permits.answered(coordinator.report(replica_state("a")), 0.0)
+    assert permits.admission.full_wait_s == 1.5
 
 
 def test_lease_must_outlive_the_silence_after_which_its_holder_is_stale() -> None:
