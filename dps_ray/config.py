@@ -162,6 +162,8 @@ def faults_of(error: ValidationError, where: str) -> list[str]:
         field = ".".join([where, *(str(part) for part in item["loc"])])
         if item["type"] == "extra_forbidden":
             faults.append(f"{field} is not an option: remove it or correct its spelling")
+        elif item["type"] == "missing":
+            faults.append(f"{field} is missing: it has no default")
         elif item["loc"]:
             faults.append(f"{field} is {item['input']!r}: {item['msg']}")
         else:

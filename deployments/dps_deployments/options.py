@@ -25,7 +25,7 @@ def deployment_faults(
     known
         Names that may be used here.
     """
-    unknown = sorted(options.keys() - set(known))
+    unknown = sorted(options.keys() - set(known), key=str)
     faults = [
         f"{where}.{name} is not an option: remove it or correct its spelling "
         f"(known: {', '.join(sorted(known))})"

@@ -69,7 +69,7 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
     """Sentences that begin with ``file.`` and the dotted path of a field."""
     yield from unknown_names(ServeDeploySchema, _without_deployments(document), "file")
     try:
-        ServeDeploySchema(**_without_deployments(document))
+        ServeDeploySchema.model_validate(_without_deployments(document))
     except ValidationError as error:
         yield from faults_of(error, "file")
     applications = document.get("applications")

@@ -128,7 +128,7 @@ def read_input(costs: Path, run: Path | None) -> TuneInput:
     if "walk" in given:
         measured.pop("used_blocks", None)
     try:
-        return TuneInput(**{**measured, **given})
+        return TuneInput.model_validate({**measured, **given})
     except ValidationError as error:
         raise DpsConfigError(*faults_of(error, str(costs))) from None
 
@@ -140,7 +140,12 @@ def _measured(run: Path) -> dict[str, Any]:
             f"{run} has no elastic.occupancy: give the summary.json of a dps-ray demo"
         )
     seen = dict(elastic["occupancy"])
-    returns, busy_s = elastic["switches_to_full"], elastic["restore_busy_s"]
+    returns, busy_s = elastic.get("switches_to_full"), elastic.get("restore_busy_s")
+    if returns is None or busy_s is None:
+        raise DpsConfigError(
+            f"{run} has no elastic.switches_to_full and elastic.restore_busy_s: give the "
+            "summary.json of a dps-ray demo"
+        )
     if returns:
         # While it copies, pacing lets the steps stretch by this share.
         share = DpsOptions().restore_max_inflation

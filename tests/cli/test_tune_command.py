@@ -80,6 +80,7 @@ def test_a_demos_summary_fills_in_what_it_has_measured(
         ("preemtion: 3\n", "preemtion is not an option"),
         ("walk: {step_blocks: 16, up: 0.9, down: 0.9}\n", "no chances that sum to 1"),
         ("- 3\n", "cannot be read"),
+        ("1: 2\n", "1 is 1: Keys should be strings"),
     ],
 )
 def test_impossible_costs_are_one_line_with_the_field(
@@ -100,3 +101,6 @@ def test_a_summary_without_occupancy_is_named(
     other.write_text("{}")
     assert main(["tune", str(costs), "--summary", str(other)]) == 2
     assert "has no elastic.occupancy" in capsys.readouterr().err
+    other.write_text('{"elastic": {"occupancy": {"period_s": 1}}}')
+    assert main(["tune", str(costs), "--summary", str(other)]) == 2
+    assert "has no elastic.switches_to_full" in capsys.readouterr().err

@@ -78,6 +78,8 @@ FAULTS = [
     ("          dps: {low_watermark: 0.5}", "          dps: {1: 2}", "dps.1 is"),
     ("      deployment_config:", "      deployment_config: 3\n      other:", "is 3: give"),
     ("      routing: {name: mode_aware}", "      1: 2", "user_config.1 is"),
+    ("  port: 8000", "  8000: 1", "http_options.8000 is not an option"),
+    ("        max_ongoing_requests: 64", "        1: 2\n        other: 3", "config.1 is not"),
     # Relations of intervals, also between two applications.
     ("      heartbeat_s: 1.0", "      heartbeat_s: 4.0", "below the controller's ageing"),
     ("          look_back_period_s: 30", "          look_back_period_s: 8", "a mean needs"),

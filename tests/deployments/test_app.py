@@ -42,7 +42,7 @@ def changed(*path: str, value: Any) -> dict[str, Any]:
     ("args", "message"),
     [
         (changed("llm_confg", value={}), "args.llm_confg is not an option"),
-        ({}, "args.llm_config"),
+        ({}, "args.llm_config is missing"),
         (
             changed("llm_config", "engine_kwargs", "additional_config", "dps", "pin", value="ful"),
             r"args.llm_config.engine_kwargs.additional_config.dps.pin is 'ful'",
