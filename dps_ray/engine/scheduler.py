@@ -34,6 +34,9 @@ else:
 
 logger = logging.getLogger("vllm.dps")
 
+_IN_FLIGHT_TOKENS = 2
+"""Tokens that asynchronous scheduling may reserve beyond a request's last."""
+
 
 class ElasticScheduling(_Mixin):
     """Mixin over vLLM's schedulers: elastic pool, modes, restores and the status page."""
@@ -82,6 +85,8 @@ class ElasticScheduling(_Mixin):
         self.kv_cache_manager.get_computed_blocks = self._find_prefix_in_precision
         self._pool = pool
         self._full_requests: set[str] = set()
+        self._oversized: set[str] = set()
+        self._base_tokens = (pool.first_elastic - 1) * self.block_size - _IN_FLIGHT_TOKENS
         self._origins = TokenOrigins()
         self._publisher = StatusPublisher(self._page, self.sum_manager, pool, self._ranks)
         self._publish()
@@ -114,9 +119,25 @@ class ElasticScheduling(_Mixin):
         return result
 
     def add_request(self, request: Request) -> None:
-        if insists_on_full(request):
-            self._full_requests.add(request.request_id)
         super().add_request(request)
+        if not insists_on_full(request):
+            return
+        # Nothing is lent under such a request: it must fit the base blocks, or it and all that
+        # wait behind it would never run.
+        room = self._base_tokens - request.num_prompt_tokens
+        if room > 0:
+            self._full_requests.add(request.request_id)
+            request.max_tokens = min(request.max_tokens, room)
+            return
+        logger.warning(
+            "dps: request %s insists on full precision with a prompt of %d tokens, the base KV "
+            "blocks hold %d: it ends with an error; shorten it, raise kv_cache_memory_bytes or "
+            "let it run in any precision",
+            request.request_id, request.num_prompt_tokens, self._base_tokens,
+        )  # fmt: skip
+        self._oversized.add(request.request_id)
+        # vLLM's own list of requests to end with an error at the next output.
+        self.grammar_compile_error_reqs.add(request.request_id)
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> list[Request]:
         finished = super().finish_requests(*args, **kwargs)
@@ -125,6 +146,7 @@ class ElasticScheduling(_Mixin):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._full_requests.discard(request.request_id)
+        self._oversized.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def has_requests(self) -> bool:
@@ -200,12 +222,16 @@ class ElasticScheduling(_Mixin):
         )
 
     def _hold_back(self) -> list[Request]:
-        """In fast mode, take waiting requests that insist on full mode out of the queues."""
-        if not self._full_requests or self.mode is Mode.FULL:
+        """Take waiting requests that may not run out of the queues.
+
+        In fast mode those that insist on full mode, always those that never fit.
+        """
+        barred = self._oversized | (self._full_requests if self.mode is Mode.FAST else set())
+        if not barred:
             return []
         held: list[Request] = []
         for queue in (self.skipped_waiting, self.waiting):
-            insisting = [r for r in queue if r.request_id in self._full_requests]
+            insisting = [r for r in queue if r.request_id in barred]
             queue.remove_requests(insisting)
             held += insisting
         return held
@@ -213,7 +239,7 @@ class ElasticScheduling(_Mixin):
     def _pressure(self) -> Pressure:
         base_blocks = self._pool.first_elastic - 1
         # Requests that wait for full mode must not be what keeps it from returning.
-        held = self._full_requests if self.mode is Mode.FAST else ()
+        held = self._oversized | (self._full_requests if self.mode is Mode.FAST else set())
         # No threshold lies above the base blocks: a longer queue need not be summed up each step.
         waiting_blocks = 0
         for request in chain(self.waiting, self.skipped_waiting):

@@ -9,6 +9,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -24,10 +26,11 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from dps_ray.config import DpsOptions
 from dps_ray.engine import rank as ranks
+from dps_ray.engine.floors import PRECISION_ARGUMENT
 from dps_ray.engine.scheduler import DpsAsyncScheduler
 from dps_ray.memory.geometry import plan_geometry
 from dps_ray.memory.region import ResidualMismatchError
-from dps_ray.modes import Mode
+from dps_ray.modes import Floor, Mode
 
 from .late_device import LateDriver, LateStream, Reached, slow
 from .test_configure import engine_args
@@ -88,10 +91,15 @@ class AsyncEngine:
         self.late_writes = 0
         self.full_steps_on_wrong_weights = 0
         self.modes: set[Mode] = set()
+        self.ends: dict[str, FinishReason | None] = {}
 
-    def add(self, tokens: int, max_tokens: int) -> str:
+    def add(self, tokens: int, max_tokens: int, floor: Floor = Floor.ANY) -> str:
         name = f"request-{self.rng.random()}"
-        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP])
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            stop_token_ids=[STOP],
+            extra_args={PRECISION_ARGUMENT: str(floor)},
+        )
         params.update_from_generation_config({}, None)
         hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         request = Request(name, [TOKEN] * tokens, params, None, block_hasher=hasher)
@@ -165,7 +173,7 @@ class AsyncEngine:
             [STOP if self.rng.random() < 0.1 else TOKEN] if flight.samples[name] else []
             for name in names
         ]
-        self.scheduler.update_from_output(
+        answers = self.scheduler.update_from_output(
             flight.output,
             ModelRunnerOutput(
                 req_ids=names,
@@ -173,6 +181,8 @@ class AsyncEngine:
                 sampled_token_ids=sampled,
             ),
         )
+        for answer in chain.from_iterable(answer.outputs for answer in answers.values()):
+            self.ends[answer.request_id] = answer.finish_reason
 
     @property
     def _first_elastic(self) -> int:
@@ -251,6 +261,21 @@ def test_engine_that_ends_does_not_wait_for_a_permit_to_restore(engine: AsyncEng
     assert engine.scheduler.has_requests()
     engine.scheduler.leave_lent()
     assert not engine.scheduler.has_requests()
+
+
+def test_request_in_full_precision_is_as_long_as_the_base_blocks_and_blocks_no_other(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.rng, "random", iter(float(n) for n in range(1, 10_000)).__next__)
+    base_tokens = (engine._first_elastic - 1) * BLOCK_TOKENS
+    too_long = engine.add(base_tokens + 1, 1, Floor.FULL)
+    growing = engine.add(base_tokens - BLOCK_TOKENS, 4 * BLOCK_TOKENS, Floor.FULL)
+    small = engine.add(BLOCK_TOKENS, 4)
+    engine.run_dry()
+    assert engine.ends[too_long] is FinishReason.ERROR
+    assert engine.ends[growing] is FinishReason.LENGTH
+    assert engine.ends[small] is FinishReason.LENGTH
+    assert engine.modes == {Mode.FULL}
 
 
 def test_commands_ride_in_the_order_of_the_steps(engine: AsyncEngine) -> None:
