@@ -60,6 +60,8 @@ class PrecisionBudget:
         self._settle_s = settle_s
         self._settled_at_s = clock() + settle_s
         self._holders: dict[str, _Holder] = {}
+        self._claim: tuple[str, float] | None = None
+        """For whom an allowance was withdrawn, and until when it is kept for that replica."""
         self._tokens = _TokenWindow()
 
     def reconfigure(self, options: BudgetOptions) -> None:
@@ -106,10 +108,12 @@ class PrecisionBudget:
             return False
         slots = self._slots(live)
         if holder is None:
-            if len(self._holders) < slots and now_s >= self._settled_at_s:
+            taken = len(self._holders) + self._is_claimed_by_another(replica_id, now_s)
+            if taken < slots and now_s >= self._settled_at_s:
+                self._claim = None if self._is_claimant(replica_id) else self._claim
                 self._holders[replica_id] = _Holder(usage=state.kv_usage)
                 return True
-            self._make_room_for(state)
+            self._make_room_for(state, now_s)
             return False
         holder.usage = state.kv_usage
         if state.mode is Mode.FAST:
@@ -122,6 +126,16 @@ class PrecisionBudget:
         """Drop a replica that is gone."""
         self._holders.pop(replica_id, None)
         self._tokens.forget(replica_id)
+        if self._is_claimant(replica_id):
+            self._claim = None
+
+    def _is_claimant(self, replica_id: str) -> bool:
+        return self._claim is not None and self._claim[0] == replica_id
+
+    def _is_claimed_by_another(self, replica_id: str, now_s: float) -> bool:
+        if self._claim is None or self._is_claimant(replica_id):
+            return False
+        return now_s < self._claim[1]
 
     def _slots(self, live: int) -> int:
         options = self._options
@@ -136,7 +150,7 @@ class PrecisionBudget:
             return live
         return int(options.max_fast_replica_share * live)
 
-    def _make_room_for(self, state: ReplicaState) -> None:
+    def _make_room_for(self, state: ReplicaState, now_s: float) -> None:
         """Withdraw the allowance of the idlest replica when this one is clearly busier."""
         staying = [holder for holder in self._holders.values() if not holder.leaving]
         if state.kv_usage is None or len(staying) < len(self._holders) or not staying:
@@ -144,6 +158,7 @@ class PrecisionBudget:
         idlest = min(staying, key=lambda holder: 1.0 if holder.usage is None else holder.usage)
         if idlest.usage is not None and idlest.usage + _CLEAR_MARGIN < state.kv_usage:
             idlest.leaving = True
+            self._claim = state.replica_id, now_s + self._settle_s
 
 
 @dataclass(slots=True)

@@ -56,6 +56,24 @@ def test_allowance_moves_to_a_clearly_busier_replica_once_its_end_is_confirmed(
     assert ask(budget, "busy", **busy) is True
 
 
+def test_allowance_that_was_withdrawn_for_a_busy_replica_goes_to_no_other(clock: Clock) -> None:
+    budget = settled(clock, max_fast_replica_share=0.25)
+    assert ask(budget, "idle", used_blocks=2) is True
+    assert ask(budget, "busy", used_blocks=38, free_blocks=2) is False
+    assert ask(budget, "idle", may_go_fast=False, used_blocks=2) is False
+    assert ask(budget, "bystander", used_blocks=2) is False
+    assert ask(budget, "busy", used_blocks=38, free_blocks=2) is True
+
+
+def test_allowance_is_not_kept_for_ever_for_a_replica_that_has_gone_silent(clock: Clock) -> None:
+    budget = settled(clock, max_fast_replica_share=0.25)
+    assert ask(budget, "idle", used_blocks=2) is True
+    assert ask(budget, "busy", used_blocks=38, free_blocks=2) is False
+    assert ask(budget, "idle", may_go_fast=False, used_blocks=2) is False
+    clock.now_s += SETTLE_S
+    assert ask(budget, "bystander", used_blocks=2) is True
+
+
 def test_replica_in_fast_mode_keeps_its_allowance_however_idle(clock: Clock) -> None:
     budget = settled(clock, max_fast_replica_share=0.5)
     assert ask(budget, "fast", live=2, mode=Mode.FAST, may_go_fast=True) is True
