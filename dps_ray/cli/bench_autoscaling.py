@@ -17,6 +17,7 @@ from dps_ray.bench.autoscaling_plot import draw_autoscaling
 from dps_ray.bench.trace_files import BUNDLED, read_trace
 from dps_ray.bench.traces import TraceRequest, from_origin, resize, speed_up
 from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.cli.positive import require_positive
 from dps_ray.config import DpsConfigError
 from dps_ray.report import Report
 
@@ -39,8 +40,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, judge and draw; exit status 0 only when the fleet did not flap."""
-    if args.copies < 1:
-        raise DpsConfigError(f"--copies is {args.copies}: give at least 1")
+    require_positive(args, "copies")
+    if args.stretch <= 0.0:
+        raise DpsConfigError(f"--stretch is {args.stretch:g}: give a number above 0")
     config, options = _autoscaling(args.config)
     trace = _trace(args)
     ticks = simulate(

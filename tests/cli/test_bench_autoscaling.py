@@ -41,3 +41,9 @@ def test_config_without_autoscaling_is_named(
     config.write_text("applications: []\n")
     assert main(["bench", "autoscaling", "--config", str(config)]) == 2
     assert "has no autoscaling_config of a model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--copies", "--stretch"])
+def test_burst_of_nothing_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "autoscaling", flag, "0"]) == 2
+    assert f"{flag} is 0: give" in capsys.readouterr().err
