@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -97,7 +98,9 @@ class DpsRouter(RequestRouter):
         self._view.offer(peers, time.monotonic())
         if not self._tasks:
             loop = asyncio.get_running_loop()
-            self._tasks = [loop.create_task(self._listen()), loop.create_task(self._report())]
+            self._tasks = [
+                loop.create_task(self._forever(turn)) for turn in (self._listen, self._report)
+            ]
 
     async def choose_replicas(
         self,
@@ -112,6 +115,8 @@ class DpsRouter(RequestRouter):
         if pending_request is None:
             order = self._view.decide(now_s, limit=RANKS).order
             return [[self._by_id[replica_id]] for replica_id in order]
+        if pending_request.future.done():
+            return self._released()
         try:
             ask = self._ask_of(pending_request)
         except RefusalError as error:
@@ -180,27 +185,37 @@ class DpsRouter(RequestRouter):
     def _refuse(
         self, pending_request: PendingRequest, error: Exception
     ) -> list[list[RunningReplica]]:
-        """End a request with an error; Serve looks for that only once it is offered a replica."""
-        if not pending_request.future.done():
-            pending_request.future.set_exception(error)
+        """End a request with an error."""
+        pending_request.future.set_exception(error)
+        return self._released()
+
+    def _released(self) -> list[list[RunningReplica]]:
+        """Serve looks whether a request has ended only once it is offered a replica."""
         return [[next(iter(self._by_id.values()))]]
 
-    async def _listen(self) -> None:
+    async def _forever(self, turn: Callable[[], Awaitable[None]]) -> None:
+        """A router that stopped listening or reporting would go on with an old picture."""
         while True:
             try:
-                answer = await self._client.listen(self._view.version, LISTEN_S)
-                if answer is not None:
-                    self._view.merge(Publication.model_validate(answer), time.monotonic())
-            except ControllerUnavailableError:
+                await turn()
+            except Exception:
+                logger.exception("router of %s: trying again", self.app_name)
                 await asyncio.sleep(RETRY_PERIOD_S)
-            except ValidationError as error:
-                logger.error("publication of another release is not understood: %s", error)
-                await asyncio.sleep(LISTEN_S)
+
+    async def _listen(self) -> None:
+        try:
+            answer = await self._client.listen(self._view.version, LISTEN_S)
+            if answer is not None:
+                self._view.merge(Publication.model_validate(answer), time.monotonic())
+        except ControllerUnavailableError:
+            await asyncio.sleep(RETRY_PERIOD_S)
+        except ValidationError as error:
+            logger.error("publication of another release is not understood: %s", error)
+            await asyncio.sleep(LISTEN_S)
 
     async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_PERIOD_S)
-            # An outage is the listener's to notice and to log.
-            with contextlib.suppress(ControllerUnavailableError):
-                report = self._view.report(self._router_id)
-                await self._reporter.report_router(report.model_dump(mode="json"))
+        await asyncio.sleep(REPORT_PERIOD_S)
+        # An outage is the listener's to notice and to log.
+        with contextlib.suppress(ControllerUnavailableError):
+            report = self._view.report(self._router_id)
+            await self._reporter.report_router(report.model_dump(mode="json"))
