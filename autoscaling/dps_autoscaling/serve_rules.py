@@ -7,7 +7,7 @@ same ones, so this module, and only this one, calls Ray's private functions.
 from collections.abc import Callable
 from typing import Any
 
-from dps_deployments.ray_version import require_supported_ray
+from dps_autoscaling.ray_version import require_supported_ray
 
 require_supported_ray()
 

@@ -4,11 +4,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from dps_autoscaling.ray_version import require_supported_ray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ray.serve import Application
 
 from dps_deployments.options import deployment_faults
-from dps_deployments.ray_version import require_supported_ray
 from dps_ray.config import DpsConfigError, faults_of, parse_options
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.vllm_version import require_supported_vllm

@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from dps_deployments.ray_version import require_supported_ray
+from dps_autoscaling.ray_version import require_supported_ray
 
 require_supported_ray()
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dps_ray.checks.floors import check_floors
+from dps_ray.checks.floor_check import check_floors
 from dps_ray.checks.move_check import check_compaction, check_shadow
 from dps_ray.checks.prefix_check import check_prefixes
 from dps_ray.checks.process import run_engines

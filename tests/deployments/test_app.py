@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dps_autoscaling.ray_version import require_supported_ray
 from dps_deployments.app import (
     build_controller,
     build_fleet,
@@ -12,7 +13,6 @@ from dps_deployments.app import (
     parse_fleet_args,
     to_llm_config,
 )
-from dps_deployments.ray_version import require_supported_ray
 from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer
 
 from dps_ray.config import DpsConfigError

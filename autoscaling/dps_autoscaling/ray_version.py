@@ -1,4 +1,4 @@
-"""The Ray release these deployments are written for."""
+"""The Ray release that the deployments and policies are written for."""
 
 from importlib.metadata import version
 
@@ -18,6 +18,6 @@ def require_supported_ray(found: str | None = None) -> None:
     found = found or version("ray")
     if not found.startswith(SUPPORTED):
         raise DpsConfigError(
-            f"ray is {found}, but dps_deployments is written for {SUPPORTED}x: "
+            f"ray is {found}, but dps_ray is written for {SUPPORTED}x: "
             f"install ray[serve]=={SUPPORTED}0"
         )
