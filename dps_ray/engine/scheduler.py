@@ -221,12 +221,16 @@ class ElasticScheduling(_Mixin):
             Permits(restore=restore, fast=fast, hold_full=bool(self._full_requests))
         )
 
-    def _hold_back(self) -> list[Request]:
-        """Take waiting requests that may not run out of the queues.
+    def _barred(self) -> set[str]:
+        """Requests that no step may compute now: in fast mode those that insist on full mode,
+        always those that never fit."""
+        if self.mode is Mode.FAST:
+            return self._oversized | self._full_requests
+        return self._oversized
 
-        In fast mode those that insist on full mode, always those that never fit.
-        """
-        barred = self._oversized | (self._full_requests if self.mode is Mode.FAST else set())
+    def _hold_back(self) -> list[Request]:
+        """Take waiting requests that may not run out of the queues."""
+        barred = self._barred()
         if not barred:
             return []
         held: list[Request] = []
@@ -239,7 +243,7 @@ class ElasticScheduling(_Mixin):
     def _pressure(self) -> Pressure:
         base_blocks = self._pool.first_elastic - 1
         # Requests that wait for full mode must not be what keeps it from returning.
-        held = self._oversized | (self._full_requests if self.mode is Mode.FAST else set())
+        held = self._barred()
         # No threshold lies above the base blocks: a longer queue need not be summed up each step.
         waiting_blocks = 0
         for request in chain(self.waiting, self.skipped_waiting):
