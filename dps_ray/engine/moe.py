@@ -8,14 +8,19 @@ import torch
 from dps_kernels import ROW_MAJOR, Layout
 from torch.nn.functional import pad
 from vllm._custom_ops import cpu_prepack_moe_weight
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 
 from dps_ray.engine import rank as ranks
-from dps_ray.engine.split_weight import SplitWeight, encode_weight, place, place_fused
+from dps_ray.engine.split_weight import (
+    SplitWeight,
+    can_fuse_experts,
+    encode_weight,
+    place,
+    place_fused,
+)
 
 _CANDIDATE_LAYOUTS = tuple(
     Layout(rows, interleave) for interleave in (1, 2, 4) for rows in (8, 16, 32, 64)
@@ -49,12 +54,7 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
             )
             for name, weight in rows.items()
         }
-        self.fused = (
-            ranks.current().fused
-            and not self.moe.has_bias
-            and layer.activation is MoEActivation.SILU
-            and all(encoded.values())
-        )
+        self.fused = can_fuse_experts(layer.activation, self.moe, encoded.values())
         for name, weight in encoded.items():
             if weight is None:
                 continue

@@ -9,7 +9,6 @@ from typing import Any
 
 import dps_kernels
 import torch
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
     UnquantizedMoeBackend,
@@ -19,8 +18,13 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 
-from dps_ray.engine import rank as ranks
-from dps_ray.engine.split_weight import SplitWeight, encode_weight, place, place_fused
+from dps_ray.engine.split_weight import (
+    SplitWeight,
+    can_fuse_experts,
+    encode_weight,
+    place,
+    place_fused,
+)
 
 
 class DpsCudaMoEMethod(UnquantizedFusedMoEMethod):
@@ -47,12 +51,7 @@ class DpsCudaMoEMethod(UnquantizedFusedMoEMethod):
             name: encode_weight(f"{self.prefix}.{name}", getattr(layer, f"{name}_weight").data)
             for name in ("w13", "w2")
         }
-        self.fused = (
-            ranks.current().fused
-            and not self.moe.has_bias
-            and layer.activation is MoEActivation.SILU
-            and all(encoded.values())
-        )
+        self.fused = can_fuse_experts(layer.activation, self.moe, encoded.values())
         for name, weight in encoded.items():
             if weight is not None:
                 split = place_fused(weight) if self.fused else place(weight)

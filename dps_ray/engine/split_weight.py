@@ -1,11 +1,13 @@
 """One weight of a layer, split at load: upper bytes stay, lower bytes go to the shared region."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import dps_kernels
 import torch
 from dps_kernels import ROW_MAJOR, Layout, Planes, check_planes, preferred_layout, to_layout
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.ops import planes_now
@@ -83,6 +85,14 @@ def encode_weight(
         return None
     misfits = misfits_of(weight, nested) if report.misfits else None
     return EncodedWeight(name, weight, nested, misfits)
+
+
+def can_fuse_experts(
+    activation: MoEActivation, moe: FusedMoEConfig, encoded: Iterable[EncodedWeight | None]
+) -> bool:
+    """Whether the kernels compute these experts: gated by SiLU, without bias, all split."""
+    gated = activation is MoEActivation.SILU and not moe.has_bias
+    return ranks.current().fused and gated and all(encoded)
 
 
 def report_whole(name: str, weight: torch.Tensor, reason: str) -> None:
