@@ -181,16 +181,16 @@ def test_latest_decision_is_explained_in_the_status(fleet: Fleet) -> None:
     time.sleep(1.2)
     fleet.ask(4)
 
-    seen: list[dict[str, Any]] = []
-
     def explained() -> bool:
         examples = [router["example"] for router in fleet.cluster.status()["routers"]]
-        seen.extend(example for example in examples if example and example["order"][0] == other)
-        return bool(seen)
+        return any(
+            {reason["replica_id"]: reason["demoted_by"] for reason in example["reasons"]}
+            == {other: [], victim: [["restoring", 3]]}
+            for example in examples
+            if example and example["order"][0] == other
+        )
 
     until(explained)
-    demoted = {reason["replica_id"]: reason["demoted_by"] for reason in seen[0]["reasons"]}
-    assert demoted == {other: [], victim: [["restoring", 3]]}
 
 
 def test_page_and_status_are_served(fleet: Fleet) -> None:
