@@ -95,7 +95,7 @@ class _BelievesOutdatedReports(RankReports):
 class _FailsWithoutCancelling(SumManager):
     def on_restore_failed(self, unit: int, epoch: int, error: str) -> bool:
         known = super().on_restore_failed(unit, epoch, error)
-        self._cancel.clear()
+        self._orders.cancel.clear()
         return known
 
 
@@ -106,7 +106,9 @@ class _RestoresWhatItZeroes(SumManager):
 
 class _RestoresWhatItEmpties(SumManager):
     def restore_candidates(self) -> tuple[int, ...]:
-        return tuple(unit for unit in self.ledger.restorable_units() if unit not in self._zero)
+        return tuple(
+            unit for unit in self.ledger.restorable_units() if unit not in self._orders.zero
+        )
 
 
 class _CountsRestoringAsBacked(UnitLedger):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from dps_ray.modes import Mode
+
 
 @dataclass(slots=True)
 class Counters:
@@ -19,3 +21,10 @@ class Counters:
     restores_failed: int = 0
     last_restore_s: float | None = None
     """Latest return to full mode: from the first restore after the last lend to the mode's flip."""
+
+    def switched_to(self, mode: Mode) -> None:
+        """Count a switch."""
+        if mode is Mode.FULL:
+            self.switches_to_full += 1
+        else:
+            self.switches_to_fast += 1

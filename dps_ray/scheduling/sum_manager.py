@@ -10,49 +10,23 @@ on the scheduler's thread:
 4. ``plan_step``, exactly once: its command goes to every rank with the step.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-from dps_ray.commands import BlockMove, RestoreTask, StepCommand
+from dps_ray.commands import RestoreTask, StepCommand
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.compaction import plan_moves
 from dps_ray.scheduling.counters import Counters
 from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.orders import PendingOrders
 from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure, SwitchLimits, SwitchPolicy
-from dps_ray.scheduling.retry import RestoreRetry, RetryLimits
-from dps_ray.scheduling.states import LedgerError, UnitState
+from dps_ray.scheduling.residual_return import ResidualReturn
+from dps_ray.scheduling.retry import RetryLimits
+from dps_ray.scheduling.states import UnitState
+from dps_ray.scheduling.unit_blocks import UnitBlocks
 
 PERMIT_POLL_S = 0.02
 """Pause of an idle engine between two looks at the fleet's permit, seconds."""
-
-
-class UnitBlocks(Protocol):
-    """The engine's block pool, as the manager sees it.
-
-    The manager tells it of every change of ownership before the change can be acted on, so that
-    the pool's free lists and the ledger never disagree.
-    """
-
-    def reveal_unit(self, unit: int) -> None:
-        """Offer all blocks of ``unit`` for allocation: it belongs to the KV cache now."""
-
-    def hide_unit(self, unit: int) -> None:
-        """Withdraw all blocks of ``unit``, none of them live: a residual segment returns.
-
-        Prefix-cache entries that point at them must be dropped first.
-        """
-
-    @property
-    def free_base_blocks(self) -> int:
-        """Free KV blocks outside the units."""
-
-    def move_to_base(self, unit: int, count: int) -> Sequence[BlockMove]:
-        """Give up to ``count`` live blocks of ``unit`` new ids in base memory.
-
-        Requests and prefix-cache entries follow; the blocks left behind are free and released in
-        the ledger. Blocks that something else than a request holds stay.
-        """
 
 
 class SumManager:
@@ -91,27 +65,24 @@ class SumManager:
         retry: RetryLimits | None = None,
         max_moves: int = 0,
     ) -> None:
-        if max_restoring_units is not None and max_restoring_units < 1:
-            raise ValueError(
-                f"max_restoring_units is {max_restoring_units}: give 1 or more, or None for no cap"
-            )
         self.ledger = ledger
         self.counters = Counters()
         self._policy = SwitchPolicy(limits, Mode.FAST if pin is Pin.FAST else Mode.FULL)
-        self._retry = RestoreRetry(retry or RetryLimits())
+        self._orders = PendingOrders()
+        self._return = ResidualReturn(
+            ledger,
+            self._orders,
+            self.counters,
+            blocks,
+            clock=clock,
+            max_restoring_units=max_restoring_units,
+            retry=retry or RetryLimits(),
+        )
         self._blocks = blocks
         self._clock = clock
         self._pin = pin
         self._permits = Permits()
         self._wants_restore = False
-        self._restore_slots = max_restoring_units or ledger.num_units
-        self._return_began_s: float | None = None
-        # Orders for the next command. A unit in _zero belongs to the KV cache.
-        self._cancel: list[RestoreTask] = []
-        self._zero: list[int] = []
-        self._move: list[BlockMove] = []
-        self._emptied: set[int] = set()
-        """Units that the pending moves read: the copy out runs in the coming step."""
         self._max_moves = max_moves
 
     # -- reading ----------------------------------------------------------------------------------
@@ -139,12 +110,12 @@ class SumManager:
     @property
     def fault(self) -> str | None:
         """Why the replica cannot return to full mode, or ``None``."""
-        return self._retry.fault
+        return self._return.retry.fault
 
     @property
     def gave_up(self) -> bool:
         """A restore failed so often that none is tried any more, until the pin changes."""
-        return self._retry.exhausted
+        return self._return.retry.exhausted
 
     @property
     def obtainable_blocks(self) -> int:
@@ -165,7 +136,7 @@ class SumManager:
             return self.mode is not Mode.FAST
         if self.ledger.fully_backed:
             return self.mode is not Mode.FULL
-        return bool(self.ledger.restorable_units()) and not self._retry.exhausted
+        return bool(self.ledger.restorable_units()) and not self._return.retry.exhausted
 
     @property
     def idle_pause_s(self) -> float:
@@ -179,7 +150,7 @@ class SumManager:
         if self.ledger.open_restores or not self.ledger.restorable_units():
             return 0.0
         now = self._clock()
-        return max(self._policy.dwell_left_s(self._pin, now), self._retry.pause_s(now))
+        return max(self._policy.dwell_left_s(self._pin, now), self._return.retry.pause_s(now))
 
     # -- orders of the block pool and the operator ------------------------------------------------
 
@@ -203,7 +174,7 @@ class SumManager:
         Open restores run on under ``Pin.FAST``; no new one starts.
         """
         self._pin = pin
-        self._retry.reset()
+        self._return.retry.reset()
 
     def set_permits(self, permits: Permits) -> None:
         """Obey ``permits`` from this step on; call it before the step's allocation."""
@@ -219,13 +190,7 @@ class SumManager:
         bool
             ``False`` where the report is outdated: that restore was cancelled or has failed.
         """
-        task = self._current(unit, epoch)
-        if task is None:
-            return False
-        self.ledger.complete_restore(task)
-        self._retry.succeeded(task.segment)
-        self.counters.restores_completed += 1
-        return True
+        return self._return.succeeded(unit, epoch)
 
     def on_restore_failed(self, unit: int, epoch: int, error: str) -> bool:
         """Return the unit of a restore that failed on some rank to the KV cache.
@@ -238,16 +203,7 @@ class SumManager:
         bool
             ``False`` where the report is outdated.
         """
-        task = self._current(unit, epoch)
-        if task is None:
-            return False
-        self.ledger.fail_restore(task)
-        self._retry.failed(task.segment, error, self._clock())
-        self.counters.restores_failed += 1
-        self._cancel.append(task)
-        self._zero.append(unit)
-        self._blocks.reveal_unit(unit)
-        return True
+        return self._return.failed(unit, epoch, error)
 
     # -- the step ---------------------------------------------------------------------------------
 
@@ -265,15 +221,13 @@ class SumManager:
         pressure
             Demand before this step's allocation.
         """
-        now = self._clock()
-        if not self._policy.may_restore(pressure, self._pin, now) or not self._retry.may_start(now):
+        if not self._may_restore(pressure, self._clock()):
             return
         room = self._blocks.free_base_blocks
         for unit, count in plan_moves(self.ledger.live_blocks(), room, self._max_moves):
             moves = self._blocks.move_to_base(unit, count)
             if moves:
-                self._move += moves
-                self._emptied.add(unit)
+                self._orders.moved(unit, moves)
                 self.counters.blocks_moved += len(moves)
 
     def plan_step(self, pressure: Pressure) -> StepCommand:
@@ -295,32 +249,14 @@ class SumManager:
             stay_full=self._permits.keeps_full(self._pin),
         )
         if self._policy.note_mode(mode, now):
-            self._count_switch(mode, now)
-        command = StepCommand(
-            mode=mode,
-            cancel=tuple(self._cancel),
-            zero=tuple(self._zero),
-            move=tuple(self._move),
-            restore=restore,
-        )
-        self._cancel.clear()
-        self._zero.clear()
-        self._move.clear()
-        self._emptied.clear()
-        return command
+            self.counters.switched_to(mode)
+            if mode is Mode.FULL:
+                self._return.arrived(now)
+        return self._orders.take(mode, restore)
 
     def restore_candidates(self) -> tuple[int, ...]:
-        """Return the units whose restore could begin in the coming step, longest free first.
-
-        A unit to be zeroed in that step is none: the copy runs beside the compute stream and only
-        waits for earlier steps, so the zeroing could wipe restored bytes. Nor is one that blocks
-        are moved out of in that step: they could be overwritten first.
-        """
-        return tuple(
-            unit
-            for unit in self.ledger.restorable_units()
-            if unit not in self._zero and unit not in self._emptied
-        )
+        """Return the units whose restore could begin in the coming step, longest free first."""
+        return self._return.candidates()
 
     # -- integrity --------------------------------------------------------------------------------
 
@@ -333,15 +269,7 @@ class SumManager:
             A sentence on the broken invariant.
         """
         self.ledger.check_integrity()
-        if len(set(self._zero)) != len(self._zero):
-            raise LedgerError(f"a unit would be zeroed twice in one step: {self._zero}")
-        for unit in self._zero:
-            if self.ledger.segment_of(unit) is not None:
-                raise LedgerError(f"unit {unit} would be zeroed although it holds a segment")
-        open_epochs = {task.epoch for task in self.ledger.open_restores}
-        for task in self._cancel:
-            if task.epoch in open_epochs:
-                raise LedgerError(f"restore {task} would be cancelled although it is open")
+        self._orders.check_integrity(self.ledger)
 
     # -- internals --------------------------------------------------------------------------------
 
@@ -353,41 +281,20 @@ class SumManager:
     def _lend(self) -> None:
         lend = self.ledger.lend()
         assert lend is not None, "obtainable blocks were counted before"
-        if lend.cancelled is not None:
-            self._cancel.append(lend.cancelled)
-            self.counters.restores_cancelled += 1
-        self._zero.append(lend.unit)
-        self.counters.units_lent += 1
-        self._return_began_s = None
+        self._orders.lent(lend)
+        self._return.lent()
         self._policy.note_lend(self._clock())
+        if lend.cancelled is not None:
+            self.counters.restores_cancelled += 1
+        self.counters.units_lent += 1
         self._blocks.reveal_unit(lend.unit)
 
     def _begin_restores(self, pressure: Pressure, now: float) -> tuple[RestoreTask, ...]:
-        candidates: tuple[int, ...] = ()
-        if self._policy.may_restore(pressure, self._pin, now) and self._retry.may_start(now):
-            candidates = self.restore_candidates()
+        candidates = self.restore_candidates() if self._may_restore(pressure, now) else ()
         self._wants_restore = bool(candidates)
-        if not self._permits.restore:
-            return ()
-        slots = self._restore_slots - len(self.ledger.open_restores)
-        tasks = []
-        for unit in candidates[: max(slots, 0)]:
-            self._blocks.hide_unit(unit)
-            tasks.append(self.ledger.begin_restore(unit))
-        if tasks and self._return_began_s is None:
-            self._return_began_s = now
-        self.counters.restores_started += len(tasks)
-        return tuple(tasks)
+        return self._return.begin(candidates, now) if self._permits.restore else ()
 
-    def _current(self, unit: int, epoch: int) -> RestoreTask | None:
-        task = self.ledger.open_restore(unit)
-        return task if task is not None and task.epoch == epoch else None
-
-    def _count_switch(self, mode: Mode, now: float) -> None:
-        if mode is Mode.FAST:
-            self.counters.switches_to_fast += 1
-            return
-        self.counters.switches_to_full += 1
-        if self._return_began_s is not None:
-            self.counters.last_restore_s = now - self._return_began_s
-            self._return_began_s = None
+    def _may_restore(self, pressure: Pressure, now: float) -> bool:
+        return self._policy.may_restore(pressure, self._pin, now) and self._return.retry.may_start(
+            now
+        )

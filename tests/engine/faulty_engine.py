@@ -132,7 +132,7 @@ def main(model: str, binding: str) -> None:
     spec = EngineSpec("faulty", model, KV_BYTES, dps=options, enable_prefix_caching=False)
     with engine(spec) as running:
         manager = running.scheduler.sum_manager
-        manager._retry._limits = RetryLimits(attempts=ATTEMPTS, first_pause_s=0.01)
+        manager._return.retry._limits = RetryLimits(attempts=ATTEMPTS, first_pause_s=0.01)
         result: dict[str, Any] = {"full": ask(running)}
         pin(running, "fast")
         result["fast"] = ask(running)

@@ -18,19 +18,19 @@ TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=40, dea
 class LendsWithoutCancelling(SumManager):
     def _lend(self) -> None:
         super()._lend()
-        self._cancel.clear()
+        self._orders.cancel.clear()
 
 
 class LendsWithoutZeroing(SumManager):
     def _lend(self) -> None:
         super()._lend()
-        self._zero.pop()
+        self._orders.zero.pop()
 
 
 class FailsWithoutCancelling(SumManager):
     def on_restore_failed(self, unit: int, epoch: int, error: str) -> bool:
         known = super().on_restore_failed(unit, epoch, error)
-        self._cancel.clear()
+        self._orders.cancel.clear()
         return known
 
 
@@ -40,8 +40,9 @@ class RestoresWhatItZeroes(SumManager):
 
 
 class BelievesOutdatedReports(SumManager):
-    def _current(self, unit: int, epoch: int) -> RestoreTask | None:
-        return self.ledger.open_restore(unit)
+    def on_restored(self, unit: int, epoch: int) -> bool:
+        task = self.ledger.open_restore(unit)
+        return super().on_restored(unit, task.epoch if task else epoch)
 
 
 class LendsAgainstThePin(SumManager):

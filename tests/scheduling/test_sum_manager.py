@@ -229,7 +229,7 @@ def test_integrity_check_names_a_wrong_order(zero, sentence):
     replica = Replica(LIMITS)
     burst(replica, 13)
     replica.manager.check_integrity()
-    replica.manager._zero = zero
+    replica.manager._orders.zero = zero
     with pytest.raises(LedgerError, match=sentence):
         replica.manager.check_integrity()
 

@@ -1,0 +1,107 @@
+"""The way back: which restores begin, how they end, and how long the return took."""
+
+from collections.abc import Callable
+
+from dps_ray.commands import RestoreTask
+from dps_ray.scheduling.counters import Counters
+from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.orders import PendingOrders
+from dps_ray.scheduling.retry import RestoreRetry, RetryLimits
+from dps_ray.scheduling.unit_blocks import UnitBlocks
+
+
+class ResidualReturn:
+    """Bookkeeping of all restores of one engine. When they may begin is the manager's to say.
+
+    Parameters
+    ----------
+    ledger, orders, counters, blocks, clock
+        The manager's own.
+    max_restoring_units, retry
+        As in ``SumManager``.
+    """
+
+    def __init__(
+        self,
+        ledger: UnitLedger,
+        orders: PendingOrders,
+        counters: Counters,
+        blocks: UnitBlocks,
+        *,
+        clock: Callable[[], float],
+        max_restoring_units: int | None,
+        retry: RetryLimits,
+    ) -> None:
+        if max_restoring_units is not None and max_restoring_units < 1:
+            raise ValueError(
+                f"max_restoring_units is {max_restoring_units}: give 1 or more, or None for no cap"
+            )
+        self._ledger = ledger
+        self._orders = orders
+        self._counters = counters
+        self._blocks = blocks
+        self._clock = clock
+        self.retry = RestoreRetry(retry)
+        self._slots = max_restoring_units or ledger.num_units
+        self._began_s: float | None = None
+
+    def candidates(self) -> tuple[int, ...]:
+        """Return the units whose restore could begin in the coming step, longest free first.
+
+        A unit to be zeroed in that step is none: the copy runs beside the compute stream and only
+        waits for earlier steps, so the zeroing could wipe restored bytes. Nor is one that blocks
+        are moved out of in that step: they could be overwritten first.
+        """
+        return tuple(
+            unit
+            for unit in self._ledger.restorable_units()
+            if unit not in self._orders.zero and unit not in self._orders.emptied
+        )
+
+    def begin(self, units: tuple[int, ...], now: float) -> tuple[RestoreTask, ...]:
+        """Begin restores in as many of ``units`` as may be open at once."""
+        slots = self._slots - len(self._ledger.open_restores)
+        tasks = []
+        for unit in units[: max(slots, 0)]:
+            self._blocks.hide_unit(unit)
+            tasks.append(self._ledger.begin_restore(unit))
+        if tasks and self._began_s is None:
+            self._began_s = now
+        self._counters.restores_started += len(tasks)
+        return tuple(tasks)
+
+    def succeeded(self, unit: int, epoch: int) -> bool:
+        """Bind a segment that every rank has restored; ``False`` where the report is outdated."""
+        task = self._current(unit, epoch)
+        if task is None:
+            return False
+        self._ledger.complete_restore(task)
+        self.retry.succeeded(task.segment)
+        self._counters.restores_completed += 1
+        return True
+
+    def failed(self, unit: int, epoch: int, error: str) -> bool:
+        """Give the unit to the KV cache; ``False`` where the report is outdated."""
+        task = self._current(unit, epoch)
+        if task is None:
+            return False
+        self._ledger.fail_restore(task)
+        self.retry.failed(task.segment, error, self._clock())
+        self._counters.restores_failed += 1
+        self._orders.restore_failed(task)
+        self._blocks.reveal_unit(unit)
+        return True
+
+    def lent(self) -> None:
+        """A unit was lent: the way back begins anew."""
+        self._began_s = None
+
+    def arrived(self, now: float) -> None:
+        """Full mode is back."""
+        if self._began_s is not None:
+            self._counters.last_restore_s = now - self._began_s
+            self._began_s = None
+
+    def _current(self, unit: int, epoch: int) -> RestoreTask | None:
+        task = self._ledger.open_restore(unit)
+        return task if task is not None and task.epoch == epoch else None
