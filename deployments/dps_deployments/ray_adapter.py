@@ -30,12 +30,14 @@ __all__ = [
     "ReplicaIdentity",
     "RequestRouter",
     "RunningReplica",
+    "end_with",
     "engine_client",
     "node_id",
     "replica_identity",
     "request_id",
     "resolve_method",
     "routing_stats",
+    "unplaced",
 ]
 
 CALL_ERRORS: tuple[type[BaseException], ...] = (RayError, RayServeException, TimeoutError)
@@ -88,6 +90,27 @@ def request_id(pending_request: PendingRequest) -> str:
 def routing_stats(replica: RunningReplica) -> dict[str, Any]:
     """Latest ``record_routing_stats`` of a replica that reached this router; may be empty."""
     return dict(replica.routing_stats)
+
+
+def unplaced(router: RequestRouter) -> list[PendingRequest]:
+    """Requests that a router has not placed on a replica yet."""
+    pending = router._pending_requests_by_id.values()
+    return [request for request in pending if not request.future.done()]
+
+
+def end_with(router: RequestRouter, pending_request: PendingRequest, error: Exception) -> None:
+    """End a request that has not been placed, and let the router forget it.
+
+    Ray drops ended requests from its queues while it places others; without replicas it places
+    none, and the queues would grow as long as the outage lasts.
+    """
+    if not pending_request.future.done():
+        pending_request.future.set_exception(error)
+    router._cancel_routing_task_for_pending_request(pending_request)
+    router._remove_pending_request_from_indices(pending_request)
+    for queue in (router._pending_requests_to_fulfill, router._pending_requests_to_route):
+        while queue and queue[0].future.done():
+            queue.popleft()
 
 
 def engine_client(server: Any) -> Any:

@@ -23,9 +23,11 @@ from dps_deployments.ray_adapter import (
     ReplicaID,
     RequestRouter,
     RunningReplica,
+    end_with,
     node_id,
     request_id,
     routing_stats,
+    unplaced,
 )
 from dps_deployments.refusals import (
     RefusalError,
@@ -42,6 +44,8 @@ from dps_ray.modes import Floor
 
 LISTEN_S = 10.0
 REPORT_PERIOD_S = 1.0
+GIVE_UP_PERIOD_S = 0.25
+"""How often requests that wait for a first replica are looked at."""
 RANKS = 16
 """Replicas offered to one request at a time."""
 
@@ -82,11 +86,26 @@ class DpsRouter(RequestRouter):
         self._drain = DrainRate()
         self._router_id = uuid.uuid4().hex[:12]
         self._tasks: list[asyncio.Task[None]] = []
+        self._by_id: dict[str, RunningReplica] = {}
+        self._offer_changed = asyncio.Event()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take over Serve's replica set; the first call starts listening to the controller."""
         super().update_replicas(replicas)
+        self._offer(replicas)
+        if not self._tasks:
+            loop = asyncio.get_running_loop()
+            self._tasks = [
+                loop.create_task(self._forever(turn))
+                for turn in (self._listen, self._report, self._give_up)
+            ]
+
+    def _offer(self, replicas: list[RunningReplica]) -> None:
+        """Let the view choose among these replicas."""
+        before = self._by_id.keys()
         self._by_id = {replica.replica_id.unique_id: replica for replica in replicas}
+        if self._by_id.keys() != before:
+            self._offer_changed.set()
         peers = [
             Peer(
                 replica_id=replica.replica_id.unique_id,
@@ -96,11 +115,17 @@ class DpsRouter(RequestRouter):
             for replica in replicas
         ]
         self._view.offer(peers, time.monotonic())
-        if not self._tasks:
-            loop = asyncio.get_running_loop()
-            self._tasks = [
-                loop.create_task(self._forever(turn)) for turn in (self._listen, self._report)
-            ]
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """A call has found the replica's process dead: offer it no longer.
+
+        Serve's controller notices later. Until then the dead replica, which fails fast and so has
+        the shortest queue, would be tried first for every request.
+        """
+        known = replica_id in self.curr_replicas
+        super().on_replica_actor_died(replica_id)
+        if known:
+            self._offer(list(self.curr_replicas.values()))
 
     async def choose_replicas(
         self,
@@ -173,7 +198,7 @@ class DpsRouter(RequestRouter):
         waited_s = time.time() - pending_request.created_at
         if waited_s < limit_s:
             return None
-        later_s = retry_after_s(options, len(self._held), self._drain.per_s(now_s))
+        later_s = retry_after_s(options, self.num_pending_requests, self._drain.per_s(now_s))
         return (precision_unavailable if insists else no_replica)(waited_s, later_s)
 
     def _ask_of(self, pending_request: PendingRequest) -> Ask:
@@ -186,12 +211,30 @@ class DpsRouter(RequestRouter):
         self, pending_request: PendingRequest, error: Exception
     ) -> list[list[RunningReplica]]:
         """End a request with an error."""
-        pending_request.future.set_exception(error)
+        end_with(self, pending_request, error)
         return self._released()
 
     def _released(self) -> list[list[RunningReplica]]:
         """Serve looks whether a request has ended only once it is offered a replica."""
         return [[next(iter(self._by_id.values()))]]
+
+    async def _give_up(self) -> None:
+        """End the requests that have waited long enough for a first replica.
+
+        Serve asks a router only while it has a replica to offer.
+        """
+        await asyncio.sleep(GIVE_UP_PERIOD_S)
+        if self.curr_replicas:
+            return
+        for pending_request in unplaced(self):
+            error: RefusalError | None
+            try:
+                ask = self._ask_of(pending_request)
+                error = self._overdue(pending_request, ask, time.monotonic())
+            except RefusalError as refusal:
+                error = refusal
+            if error is not None:
+                end_with(self, pending_request, error)
 
     async def _forever(self, turn: Callable[[], Awaitable[None]]) -> None:
         """A router that stopped listening or reporting would go on with an old picture."""
@@ -214,7 +257,9 @@ class DpsRouter(RequestRouter):
             await asyncio.sleep(LISTEN_S)
 
     async def _report(self) -> None:
-        await asyncio.sleep(REPORT_PERIOD_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._offer_changed.wait(), REPORT_PERIOD_S)
+        self._offer_changed.clear()
         # An outage is the listener's to notice and to log.
         with contextlib.suppress(ControllerUnavailableError):
             report = self._view.report(self._router_id)

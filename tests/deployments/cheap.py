@@ -12,8 +12,9 @@ from dps_deployments.controller_client import ControllerClient
 from dps_deployments.hints import to_stats
 from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import replica_identity
+from dps_deployments.refusals import RefusalError
 from dps_deployments.reporter import report_forever
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -86,7 +87,11 @@ class Front:
 
     @front_api.get("/")
     async def serve_one(self) -> str:
-        return await self._replicas.remote()
+        try:
+            return await self._replicas.remote()
+        except RefusalError as error:
+            later = {"Retry-After": str(error.retry_after_s)}
+            raise HTTPException(error.status_code, error.message, later) from error
 
 
 def cheap_app(**options: Any) -> serve.Application:

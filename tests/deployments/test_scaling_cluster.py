@@ -24,6 +24,8 @@ pytestmark = [
 APP = "scaled"
 MAX_REPLICAS = 3
 CALM_S = 4.0
+NO_REPLICA_WAIT_S = 0.3
+"""Less than a replica's process takes to start."""
 PRESSED = replace(IDLE, used_blocks=90, free_blocks=10, headroom_blocks=10)
 HOLDING = replace(IDLE, full_requests=1)
 
@@ -75,11 +77,25 @@ def watch(holds: Callable[[], bool], timeout_s: float) -> list[int]:
     return seen
 
 
+def refused_without_replicas(app: Cluster) -> httpx.Response:
+    """Ask while there is no replica and patience is shorter than the start of one."""
+    app.configure({"admission": {"no_replica_wait_s": NO_REPLICA_WAIT_S}})
+    try:
+        return httpx.get(f"{app.url}/scaled/", timeout=30)
+    finally:
+        app.configure({})
+
+
 def test_fleet_grows_from_zero_under_pressure_keeps_promises_and_returns_to_zero(
     app: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
     watch(lambda: serve.status().applications[APP].status == "RUNNING", 30)
     assert running() == 0
+    refused = refused_without_replicas(app)
+    record_property("seconds until the refusal", refused.elapsed.total_seconds())
+    assert refused.status_code == 503
+    assert float(refused.headers["Retry-After"]) >= 1
+    assert refused.elapsed.total_seconds() < NO_REPLICA_WAIT_S + 1.0
     httpx.get(f"{app.url}/scaled/", timeout=60).raise_for_status()
     assert running() == 1
 
