@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Seconds = Annotated[float, Field(ge=0.0)]
+from dps_ray.fleet.state import Seconds
 
 
 class AdmissionOptions(BaseModel):

@@ -13,10 +13,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dps_ray.fleet.state import Health, ReplicaState
+from dps_ray.fleet.shares import share_of
+from dps_ray.fleet.state import Health, ReplicaState, Share
 from dps_ray.modes import Mode
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 _CLEAR_MARGIN = 0.2
 """An allowance moves only to a replica that uses so much more of its KV memory, a share."""
 
@@ -27,7 +27,9 @@ class BudgetOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_fast_replica_share: Share | None = None
-    """Largest share of the live replicas in fast mode at once."""
+    """Largest share of the live replicas in fast mode at once. It is a bound, so the number is
+    rounded down; but a share above 0 always allows one replica, or a fleet of one or two would
+    never go fast. 0 allows none."""
     max_fast_token_share: Share | None = None
     """Largest share of tokens made in fast mode over ``window_s``. While it is exceeded no replica
     in full mode may leave it; those in fast mode return as their load allows."""
@@ -148,7 +150,7 @@ class PrecisionBudget:
             return 0
         if options.max_fast_replica_share is None:
             return live
-        return int(options.max_fast_replica_share * live)
+        return share_of(live, options.max_fast_replica_share)
 
     def _make_room_for(self, state: ReplicaState, now_s: float) -> None:
         """Withdraw the allowance of the idlest replica when this one is clearly busier."""

@@ -1,7 +1,7 @@
 """Restore leases: who may bring its residual back now, so that replicas do not all do it at once.
 
 A restore takes host-link bandwidth and keeps new work away from its replica. The book is the
-controller's side; ``LeaseHolder`` is the replica's.
+controller's side; ``LeaseHolder`` of ``lease_holder`` is the replica's.
 
 Why there are never more valid leases than the limit: a lease runs, on the replica's clock, from the
 moment the report was *sent* that it answers, and on the controller's from the moment that report
@@ -10,7 +10,6 @@ every lease of its predecessor has been reported or has run out. A lease that is
 place until it would have run out: the answer that says so may be lost.
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dps_ray.fleet.shares import share_of
 from dps_ray.fleet.snapshot import Entry, Standing
-from dps_ray.fleet.state import Health, ReplicaState
+from dps_ray.fleet.state import Health, ReplicaState, Share
 
 
 class LeaseOptions(BaseModel):
@@ -31,17 +31,17 @@ class LeaseOptions(BaseModel):
     enabled: bool = True
     """``false``: every replica restores when it likes."""
     max_concurrent: Annotated[int, Field(ge=1)] | None = None
-    """Most leases at once. Default: ``max_share`` of the live replicas, at least one."""
+    """Most leases at once. Default: ``max_share`` of the live replicas, never none."""
     max_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25
     max_per_node: Annotated[int, Field(ge=1)] = 2
     """Most leases on one node at once: its replicas share the links to host memory."""
     ttl_s: Annotated[float, Field(gt=0.0)] = 10.0
     """Life of a lease that is not renewed, seconds. Every report of its holder renews it."""
-    min_headroom_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    min_headroom_share: Share = 0.05
     """Headroom of the live replicas that do not restore, as a share of their KV memory, below which
     leases are revoked and none is granted: a restoring replica gets no new work, and the others
     could not take it."""
-    min_known_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    min_known_share: Share = 0.5
     """Share of the known replicas that must be live. Below it the controller is blind and grants
     nothing."""
     alone_after_s: Annotated[float, Field(gt=0.0)] | None = 60.0
@@ -234,7 +234,7 @@ class LeaseBook:
     def _limit(self, fleet: FleetFigures) -> int:
         if self._options.max_concurrent is not None:
             return self._options.max_concurrent
-        return max(1, int(self._options.max_share * fleet.live))
+        return share_of(fleet.live, self._options.max_share)
 
     def _expire(self) -> None:
         now_s, ttl_s = self._clock(), self._options.ttl_s
@@ -245,63 +245,6 @@ class LeaseBook:
             del self._wishes[replica_id]
         for replica_id in [r for r, at_s in self._unleased.items() if now_s - at_s > ttl_s]:
             del self._unleased[replica_id]
-
-
-class LeaseHolder:
-    """The replica's side: until when may it begin to restore?
-
-    Before the first answer of a controller, and while none answers, the latest terms count; see
-    ``LeaseOptions.alone_after_s``.
-
-    Parameters
-    ----------
-    replica_id
-        Decides when this replica goes alone, so that not all do at once.
-    terms
-        Terms until a controller sends its own.
-    now_s
-        Monotonic seconds; every later ``now_s`` is of the same clock.
-    """
-
-    def __init__(self, replica_id: str, terms: LeaseOptions, now_s: float) -> None:
-        self._terms = terms
-        self._answered_at_s = now_s
-        self._until_s = 0.0
-        self._returned_at_s = float("-inf")
-        self._stagger = zlib.crc32(replica_id.encode()) / 2**32
-
-    def reporting(self, wanted: bool, now_s: float) -> None:
-        """Note that a report is about to be sent, and whether it says that a lease is wanted.
-
-        One that says no gives the lease back, whether or not its answer arrives: the controller
-        may have passed it on by then.
-        """
-        if not wanted:
-            self._until_s = 0.0
-            self._returned_at_s = now_s
-
-    def answered(self, terms: LeaseOptions, granted: bool, sent_at_s: float) -> None:
-        """Take in the controller's answer to a report that was sent at ``sent_at_s``."""
-        self._terms = terms
-        self._answered_at_s = sent_at_s
-        granted = granted and sent_at_s > self._returned_at_s
-        self._until_s = sent_at_s + terms.ttl_s if granted else 0.0
-
-    def has_lease(self, now_s: float) -> bool:
-        """Whether a lease is valid now."""
-        return self._terms.enabled and now_s < self._until_s
-
-    def restore_until_s(self, now_s: float) -> float | None:
-        """Restores may begin until then; ``None`` for any time."""
-        if not self._terms.enabled or self.is_alone(now_s):
-            return None
-        return self._until_s
-
-    def is_alone(self, now_s: float) -> bool:
-        """Whether the controller has been silent for so long that this replica decides itself."""
-        after_s = self._terms.alone_after_s
-        silence_s = now_s - self._answered_at_s
-        return after_s is not None and silence_s >= after_s * (1.0 + self._stagger)
 
 
 @dataclass(frozen=True, slots=True)

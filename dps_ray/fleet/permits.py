@@ -2,7 +2,8 @@
 
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.coordinator import Reply
-from dps_ray.fleet.leases import LeaseHolder, LeaseOptions
+from dps_ray.fleet.lease_holder import LeaseHolder
+from dps_ray.fleet.leases import LeaseOptions
 from dps_ray.fleet.state import ReplicaState
 from dps_ray.modes import Pin
 

@@ -43,6 +43,26 @@ def test_share_of_the_live_replicas_gets_allowances(clock: Clock) -> None:
     assert ask(budget, "c", live=6) is True
 
 
+@pytest.mark.parametrize(
+    ("live", "share", "expected"),
+    [
+        (1, 0.5, 1),
+        (2, 0.25, 1),
+        (2, 0.9, 1),
+        (3, 0.5, 1),
+        (4, 0.5, 2),
+        (100, 0.29, 29),
+        (2, 1.0, 2),
+        (8, 0.0, 0),
+    ],
+)
+def test_share_is_rounded_down_but_a_small_fleet_may_go_fast_too(
+    clock: Clock, live: int, share: float, expected: int
+) -> None:
+    budget = settled(clock, max_fast_replica_share=share)
+    assert sum(ask(budget, str(number), live=live) for number in range(live)) == expected
+
+
 def test_allowance_moves_to_a_clearly_busier_replica_once_its_end_is_confirmed(
     clock: Clock,
 ) -> None:

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dps_ray.fleet.leases import FleetFigures, LeaseBook, LeaseHolder, LeaseOptions, Refusal
+from dps_ray.fleet.lease_holder import LeaseHolder
+from dps_ray.fleet.leases import FleetFigures, LeaseBook, LeaseOptions, Refusal
 from dps_ray.fleet.snapshot import Entry, FreshnessOptions, classify
 from dps_ray.fleet.state import Health, ReplicaState
 

@@ -92,7 +92,7 @@ def test_publication_that_does_not_mention_a_replica_leaves_what_is_known_of_it(
 def test_policy_comes_from_the_controller() -> None:
     view = view_of("a")
     view.merge(publication(routing=PowerOfTwo()), 0.0)
-    assert view.policy == PowerOfTwo()
+    assert view.report("me").policy == "power_of_two"
 
 
 def test_requests_placed_since_the_report_are_added_and_finished_ones_taken_off() -> None:
