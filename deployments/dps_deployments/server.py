@@ -1,7 +1,6 @@
 """One replica: Ray's LLM server, plus the fleet's eyes on its engine."""
 
 import asyncio
-import contextlib
 import time
 from importlib.metadata import version
 from typing import Any
@@ -9,11 +8,11 @@ from typing import Any
 from dps_autoscaling.signals import to_stats as to_stats_for_scaling
 from pydantic import BaseModel, ConfigDict
 from ray.serve.llm import LLMServer
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from dps_deployments.controller_client import ControllerClient
 from dps_deployments.engine_gate import EngineGate
 from dps_deployments.hints import to_stats
+from dps_deployments.pinning import PinKeeper
 from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import engine_client, replica_identity
 from dps_deployments.reporter import report_forever
@@ -59,7 +58,7 @@ class DpsLLMServer(LLMServer):
         await super().start()
         engine = engine_client(self)
         engine_options = parse_options(engine.vllm_config.additional_config)
-        self._own_pin = self._pin = engine_options.pin
+        self._pins = PinKeeper(engine_options.pin, self._push_pin)
         if engine_options.key is not None:
             self._page = StatusPage.attach(engine_options.key)
         gate = EngineGate(self._mode, lambda: self._permits.admission)
@@ -108,12 +107,8 @@ class DpsLLMServer(LLMServer):
                 restore_until_s=self._permits.restore_until_s(now_s),
                 fast=self._permits.may_go_fast(now_s),
             )
-            pin = self._permits.pin or self._own_pin
-            if pin is not self._pin:
-                self._pin = pin
-                self._pinning = asyncio.create_task(self._set_pin(pin))
+            if self._probe.cause_of_death is None:
+                self._pins.keep(self._permits.pin)
 
-    async def _set_pin(self, pin: Pin) -> None:
-        """Pin the engine's mode; an engine that has died meanwhile says so elsewhere."""
-        with contextlib.suppress(EngineDeadError):
-            await engine_client(self).collective_rpc("dps_set_pin", args=(pin.value,))
+    async def _push_pin(self, pin: Pin) -> None:
+        await engine_client(self).collective_rpc("dps_set_pin", args=(pin.value,))
