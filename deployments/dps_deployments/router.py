@@ -262,5 +262,5 @@ class DpsRouter(RequestRouter):
         self._offer_changed.clear()
         # An outage is the listener's to notice and to log.
         with contextlib.suppress(ControllerUnavailableError):
-            report = self._view.report(self._router_id)
+            report = self._view.report(self._router_id, self.app_name)
             await self._reporter.report_router(report.model_dump(mode="json"))

@@ -75,7 +75,9 @@ class Coordinator:
         A replica does not know that Serve is stopping it; that the routers are no longer offered it
         tells.
         """
-        if state.health is Health.READY and self.routers.has_withdrawn(state.replica_id):
+        if state.health is Health.READY and self.routers.has_withdrawn(
+            state.replica_id, state.application
+        ):
             state = state.model_copy(update={"health": Health.DRAINING})
         verdict = self.aggregate.apply(state)
         lease: bool | Refusal = False

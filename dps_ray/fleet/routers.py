@@ -40,13 +40,15 @@ class RouterBook:
         self._offered = {name: self._offered[name] for name in self._reports}
         return [(now_s - at_s, report) for at_s, report in self._reports.values()]
 
-    def has_withdrawn(self, replica_id: str) -> bool:
-        """Whether Serve has offered a replica and offers it to no router any more."""
+    def has_withdrawn(self, replica_id: str, application: str | None) -> bool:
+        """Whether Serve has offered a replica and offers it to no router of its application now.
+
+        An application whose routers have all fallen silent has withdrawn nothing.
+        """
         if replica_id not in self._seen:
             return False
-        return bool(self.reports()) and not any(
-            replica_id in offered for offered in self._offered.values()
-        )
+        names = [r.router_id for _, r in self.reports() if r.application == application]
+        return bool(names) and not any(replica_id in self._offered[name] for name in names)
 
     def forget(self, replica_id: str) -> None:
         """Drop a replica that is gone."""

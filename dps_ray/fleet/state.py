@@ -99,6 +99,11 @@ class ReplicaState(BaseModel):
     fault: str | None = None
     """Why the replica cannot return to full mode, or why its engine died."""
 
+    @property
+    def application(self) -> str | None:
+        """Application the replica belongs to."""
+        return self.deployment.partition("#")[0] if self.deployment is not None else None
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def kv_usage(self) -> float | None:

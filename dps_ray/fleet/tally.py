@@ -64,6 +64,8 @@ class RouterReport(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     router_id: str
+    application: str | None = None
+    """Application whose replicas it routes to; ``None`` from a release that does not tell."""
     node_id: str | None
     policy: str
     version: int | None
@@ -157,6 +159,7 @@ class RouterTally:
         self,
         *,
         router_id: str,
+        application: str | None,
         node_id: str | None,
         policy: str,
         version: int | None,
@@ -167,6 +170,7 @@ class RouterTally:
         self.wants_example = True
         return RouterReport(
             router_id=router_id,
+            application=application,
             node_id=node_id,
             policy=policy,
             version=version,

@@ -52,11 +52,6 @@ class FleetView:
         self._dry_pipeline: Pipeline | None = None
         self.tally = RouterTally()
 
-    @property
-    def policy(self) -> Policy:
-        """The policy that decides now."""
-        return self._policy
-
     def merge(self, publication: Publication, now_s: float) -> None:
         """Take in a publication.
 
@@ -118,10 +113,11 @@ class FleetView:
             self.tally.compare(decision, self._columns, ask, matches, self._pipeline, beside)
         return decision
 
-    def report(self, router_id: str) -> RouterReport:
+    def report(self, router_id: str, application: str | None = None) -> RouterReport:
         """What this router tells the controller about itself."""
         return self.tally.report(
             router_id=router_id,
+            application=application,
             node_id=self._node_id,
             policy=self._policy.name,
             version=self.version,

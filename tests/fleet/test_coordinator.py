@@ -70,9 +70,14 @@ def test_new_terms_reach_replicas_with_their_next_answer(coordinator: Coordinato
     assert not coordinator.report(replica_state("a")).terms.enabled
 
 
-def router(router_id: str, *offered: str) -> RouterReport:
+def router(router_id: str, *offered: str, application: str | None = None) -> RouterReport:
     return RouterReport(
-        router_id=router_id, node_id=None, policy="mode_aware", version=None, offered=offered
+        router_id=router_id,
+        application=application,
+        node_id=None,
+        policy="mode_aware",
+        version=None,
+        offered=offered,
     )
 
 
@@ -93,6 +98,17 @@ def test_replica_that_serve_no_longer_offers_is_draining_and_loses_its_lease(
     reply = coordinator.report(replica_state("a", 3, wants_restore=True))
     assert (reply.lease, reply.refusal) == (False, Refusal.LEAVING)
     assert standing(coordinator, "a") is Standing.DRAINING
+
+
+def test_routers_of_another_application_withdraw_nothing(coordinator: Coordinator) -> None:
+    coordinator.routers.note(router("mine", "a", "b", application="llm"))
+    coordinator.routers.note(router("theirs", "x", application="other"))
+    coordinator.routers.note(router("mine", "b", application="llm"))
+    coordinator.report(replica_state("a", 1, deployment="llm#model"))
+    assert standing(coordinator, "a") is Standing.DRAINING
+    coordinator.routers.note(router("mine", application="another"))
+    coordinator.report(replica_state("b", 1, deployment="llm#model"))
+    assert standing(coordinator, "b") is Standing.LIVE
 
 
 def test_replica_that_no_router_knows_yet_is_not_taken_for_one_that_leaves(
