@@ -58,11 +58,30 @@ def read_config_file(path: Path) -> ConfigFile:
     """
     try:
         text = path.read_text()
+        _refuse_circles(text)
         return ConfigFile(yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
         raise DpsConfigError(f"{path} cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise DpsConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise DpsConfigError(f"{path} is nested too deeply to be read: flatten it") from None
+
+
+def _refuse_circles(text: str) -> None:
+    """An alias inside of what its anchor names would make values without an end."""
+    open_anchors: list[str | None] = []
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            open_anchors.pop()
+        elif isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
+            line = event.start_mark.line + 1 if event.start_mark is not None else 1
+            raise yaml.YAMLError(
+                f"line {line}: *{event.anchor} stands inside of what &{event.anchor} names: "
+                "remove one of the two"
+            )
 
 
 def _duplicates(node: yaml.Node | None) -> Iterator[Problem]:
