@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dps_autoscaling.ray_version import require_supported_ray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from ray.serve import Application
 
-from dps_deployments.options import deployment_faults
+from dps_deployments.fleet_args import FleetArgs, ingress_options, parse_fleet_args
 from dps_ray.config import DpsConfigError, faults_of, parse_options
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.vllm_version import require_supported_vllm
-from dps_ray.fleet.reporting import ReportOptions
 
 ROUTER_CLASS = "dps_deployments.router.DpsRouter"
 ROUTING_STATS_PERIOD_S = 1.0
@@ -20,21 +19,6 @@ QUEUE_FACTOR = 8
 """Requests that may wait at one ingress replica, per request that one replica may hold."""
 UNKNOWN_ENGINE_OPTION = "Unknown engine argument: "
 """How Ray begins its message about one."""
-DEPLOYMENT_OPTIONS = {
-    "name",
-    "num_replicas",
-    "ray_actor_options",
-    "max_ongoing_requests",
-    "max_queued_requests",
-    "autoscaling_config",
-    "user_config",
-    "health_check_period_s",
-    "health_check_timeout_s",
-    "graceful_shutdown_wait_loop_s",
-    "graceful_shutdown_timeout_s",
-    "logging_config",
-    "request_router_config",
-}
 PREFLIGHT_OPTIONS = (
     "dtype",
     "kv_cache_memory_bytes",
@@ -42,21 +26,6 @@ PREFLIGHT_OPTIONS = (
     "tensor_parallel_size",
     "block_size",
 )
-
-
-class FleetArgs(BaseModel):
-    """``args`` of an application whose ``import_path`` is ``dps_deployments.app:build_fleet``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    llm_config: dict[str, Any]
-    """``ray.serve.llm.LLMConfig``. The builder adds server class and request router to it."""
-    ingress: dict[str, Any] = {}
-    """Serve options of the OpenAI-compatible ingress deployment."""
-    controller_app: str = "dps-controller"
-    """Application the fleet controller is deployed in."""
-    report: ReportOptions = ReportOptions()
-    """How often replicas look at their engines and report."""
 
 
 def build_controller(args: dict[str, Any]) -> Application:
@@ -108,33 +77,9 @@ def build_fleet(args: dict[str, Any]) -> Application:
         {
             "llm_configs": [llm_config],
             "ingress_cls_config": {"ingress_cls": DpsIngress},
-            "ingress_deployment_config": fleet.ingress,
+            "ingress_deployment_config": ingress_options(fleet),
         }
     )
-
-
-def parse_fleet_args(args: dict[str, Any]) -> FleetArgs:
-    """Read ``args`` and check everything in them that needs no file and no device.
-
-    Raises
-    ------
-    DpsConfigError
-        One line for each wrong field.
-    """
-    faults: list[str] = []
-    try:
-        fleet = FleetArgs.model_validate(args)
-    except ValidationError as error:
-        faults += faults_of(error, "args")
-    given = args.get("llm_config")
-    if isinstance(given, dict):
-        faults += _engine_faults(given.get("engine_kwargs", {}))
-        faults += _replica_faults(given.get("deployment_config", {}))
-    if isinstance(args.get("ingress"), dict):
-        faults += deployment_faults(args["ingress"], "args.ingress")
-    if faults:
-        raise DpsConfigError(*faults)
-    return fleet
 
 
 def to_llm_config(fleet: FleetArgs) -> Any:
@@ -231,35 +176,3 @@ def _with_absolute_source(model_loading_config: Any) -> Any:
     if not _is_folder(source):
         return model_loading_config
     return {**model_loading_config, "model_source": str(Path(source).expanduser().absolute())}
-
-
-def _engine_faults(engine_kwargs: Any) -> list[str]:
-    where = "args.llm_config.engine_kwargs"
-    if not isinstance(engine_kwargs, dict):
-        return [f"{where} is {engine_kwargs!r}: give a mapping, or leave it out"]
-    additional = engine_kwargs.get("additional_config") or {}
-    faults: list[str] = []
-    try:
-        parse_options(additional)
-    except DpsConfigError as error:
-        faults += [f"{where}.{fault}" for fault in error.faults]
-    quantization = engine_kwargs.get("quantization")
-    if isinstance(additional, dict) and "dps" in additional and quantization != "dps":
-        faults.append(
-            f"{where}.quantization is {quantization!r} while "
-            "additional_config.dps is given: set quantization to 'dps', or remove the options"
-        )
-    return faults
-
-
-def _replica_faults(deployment_config: Any) -> list[str]:
-    where = "args.llm_config.deployment_config"
-    if not isinstance(deployment_config, dict):
-        return [f"{where} is {deployment_config!r}: give a mapping with max_ongoing_requests"]
-    faults = deployment_faults(deployment_config, where, DEPLOYMENT_OPTIONS)
-    if "max_ongoing_requests" not in deployment_config:
-        faults.append(
-            f"{where}.max_ongoing_requests is not set: Ray's default is no limit at all; give the "
-            "number of requests one replica may hold, running and waiting"
-        )
-    return faults

@@ -13,15 +13,10 @@ from dps_autoscaling.checks import scaling_options
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from dps_deployments.app import (
-    FleetArgs,
-    build_controller,
-    build_fleet,
-    parse_fleet_args,
-    to_llm_config,
-)
+from dps_deployments.app import build_controller, build_fleet, to_llm_config
 from dps_deployments.config_file import ConfigFile, Problem, read_config_file
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
+from dps_deployments.fleet_args import FleetArgs, parse_fleet_args
 from dps_deployments.options import deployment_faults, unknown_names
 from dps_ray.config import DpsConfigError, faults_of
 from dps_ray.fleet.publication import ControllerOptions, parse_controller_options
@@ -96,6 +91,7 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
                 yield from deployment_faults(override, f"{where}.deployments.{number}")
     for where, fleet in fleets.items():
         yield from _relations(where, fleet, controllers)
+        yield from _timeouts(where, fleet, document.get("http_options"))
 
 
 def _without_deployments(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,4 +230,15 @@ def _relations(
             f"{where}.args.llm_config.deployment_config.autoscaling_config.policy.policy_kwargs."
             f"calm_s is {scaling.calm_s:g}: it must be above the controller's leases.ttl_s "
             f"({ttl_s:g}), or a replica would be stopped while it may begin to restore"
+        )
+
+
+def _timeouts(where: str, fleet: FleetArgs, http_options: Any) -> Iterator[str]:
+    """The proxy and the ingress each end a request: the two must agree on when."""
+    proxy_s = http_options.get("request_timeout_s") if isinstance(http_options, Mapping) else None
+    if isinstance(proxy_s, int | float) and proxy_s != fleet.request_timeout_s:
+        yield (
+            f"{where}.args.request_timeout_s is {fleet.request_timeout_s:g} and "
+            f"http_options.request_timeout_s is {proxy_s:g}: a request ends at the smaller of the "
+            "two; give both the same value"
         )

@@ -12,6 +12,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "deployments/configs").rglob("*.ya
 GOOD = """\
 http_options:
   port: 8000
+  request_timeout_s: 900
 applications:
 - name: dps-controller
   route_prefix: /dps
@@ -28,6 +29,7 @@ applications:
   import_path: dps_deployments.app:build_fleet
   args:
     controller_app: dps-controller
+    request_timeout_s: 900
     report:
       heartbeat_s: 1.0
     ingress:
@@ -85,10 +87,12 @@ FAULTS = [
     ("          look_back_period_s: 30", "          look_back_period_s: 8", "a mean needs"),
     ("          upscale_delay_s: 30", "          upscale_delay_s: 20", "grows twice"),
     ("          downscale_delay_s: 5", "          downscale_delay_s: 600", "delay_s is 600"),
+    ("    request_timeout_s: 900", "    request_timeout_s: 1200", "give both the same value"),
+    ("    request_timeout_s: 900", "    report: {}", "args.request_timeout_s is 600 and"),
     ("              calm_s: 300", "              calm_s: 25", "calm_s is 25: it must be"),
     ("              calm_s: 300", "              calm_s: 45", "leases.ttl_s (60)"),
     # YAML keeps the last of two equal keys in silence.
-    ("  route_prefix: /", "  route_prefix: /\n  route_prefix: /", "stands already in line 15"),
+    ("  route_prefix: /", "  route_prefix: /\n  route_prefix: /", "stands already in line 16"),
 ]  # fmt: skip
 
 
@@ -191,6 +195,6 @@ def test_model_folder_is_looked_for_only_on_request(
     file = tmp_path / "good.yaml"
     file.write_text(GOOD)
     assert main(["validate", "--with-model", str(file)]) == 1
-    assert f"{file}:24: applications.1.args.llm_config.model_loading_config" in (
+    assert f"{file}:26: applications.1.args.llm_config.model_loading_config" in (
         capsys.readouterr().out
     )

@@ -10,9 +10,9 @@ from dps_deployments.app import (
     build_controller,
     build_fleet,
     check_model_source,
-    parse_fleet_args,
     to_llm_config,
 )
+from dps_deployments.fleet_args import TIMEOUT_VARIABLE, ingress_options, parse_fleet_args
 from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer
 
 from dps_ray.config import DpsConfigError
@@ -91,6 +91,21 @@ def test_wrong_argument_is_named_in_one_line(args: dict[str, Any], message: str)
     with pytest.raises(DpsConfigError, match=message) as raised:
         build_fleet(args)
     assert "\n" not in str(raised.value)
+
+
+def test_ingress_lets_a_request_last_as_long_as_the_arguments_say() -> None:
+    actor = {"num_cpus": 0, "runtime_env": {"env_vars": {"A": "1"}}}
+    args = {**GOOD, "request_timeout_s": 1200, "ingress": {"ray_actor_options": actor}}
+    assert ingress_options(parse_fleet_args(args))["ray_actor_options"] == {
+        "num_cpus": 0,
+        "runtime_env": {"env_vars": {"A": "1", TIMEOUT_VARIABLE: "1200"}},
+    }
+
+
+def test_longest_request_cannot_be_set_past_the_arguments() -> None:
+    actor = {"runtime_env": {"env_vars": {TIMEOUT_VARIABLE: "60"}}}
+    with pytest.raises(DpsConfigError, match=r"give args\.request_timeout_s"):
+        parse_fleet_args({**GOOD, "ingress": {"ray_actor_options": actor}})
 
 
 def test_controller_takes_no_arguments() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
-from dps_deployments.app import FleetArgs, parse_fleet_args, to_llm_config
+from dps_deployments.app import to_llm_config
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
+from dps_deployments.fleet_args import FleetArgs, parse_fleet_args
 from ray.serve.schema import ServeDeploySchema
 
 from dps_ray.fleet.publication import parse_controller_options

@@ -1,0 +1,122 @@
+"""``args`` of a fleet's application, and everything in them that can be checked by itself."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dps_deployments.options import deployment_faults
+from dps_ray.config import DpsConfigError, faults_of, parse_options
+from dps_ray.fleet.reporting import ReportOptions
+
+TIMEOUT_VARIABLE = "RAY_SERVE_LLM_ROUTER_HTTP_TIMEOUT"
+"""Bounds a request in Ray's LLM ingress, whatever the HTTP options say; 600 s without it."""
+DEPLOYMENT_OPTIONS = {
+    "name",
+    "num_replicas",
+    "ray_actor_options",
+    "max_ongoing_requests",
+    "max_queued_requests",
+    "autoscaling_config",
+    "user_config",
+    "health_check_period_s",
+    "health_check_timeout_s",
+    "graceful_shutdown_wait_loop_s",
+    "graceful_shutdown_timeout_s",
+    "logging_config",
+    "request_router_config",
+}
+
+
+class FleetArgs(BaseModel):
+    """``args`` of an application whose ``import_path`` is ``dps_deployments.app:build_fleet``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    llm_config: dict[str, Any]
+    """``ray.serve.llm.LLMConfig``. The builder adds server class and request router to it."""
+    ingress: dict[str, Any] = {}
+    """Serve options of the OpenAI-compatible ingress deployment."""
+    controller_app: str = "dps-controller"
+    """Application the fleet controller is deployed in."""
+    report: ReportOptions = ReportOptions()
+    """How often replicas look at their engines and report."""
+    request_timeout_s: Annotated[float, Field(gt=0.0)] = 600.0
+    """Longest time until a request's answer begins, seconds; one that does not stream begins with
+    its end. Give ``http_options.request_timeout_s`` the same value."""
+
+
+def parse_fleet_args(args: dict[str, Any]) -> FleetArgs:
+    """Read ``args`` and check everything in them that needs no file and no device.
+
+    Raises
+    ------
+    DpsConfigError
+        One line for each wrong field.
+    """
+    faults: list[str] = []
+    try:
+        fleet = FleetArgs.model_validate(args)
+    except ValidationError as error:
+        faults += faults_of(error, "args")
+    given = args.get("llm_config")
+    if isinstance(given, dict):
+        faults += _engine_faults(given.get("engine_kwargs", {}))
+        faults += _replica_faults(given.get("deployment_config", {}))
+    if isinstance(args.get("ingress"), dict):
+        faults += deployment_faults(args["ingress"], "args.ingress")
+        if TIMEOUT_VARIABLE in _env_vars(args["ingress"]):
+            faults.append(
+                f"args.ingress.ray_actor_options.runtime_env.env_vars.{TIMEOUT_VARIABLE} is set: "
+                "remove it and give args.request_timeout_s"
+            )
+    if faults:
+        raise DpsConfigError(*faults)
+    return fleet
+
+
+def ingress_options(fleet: FleetArgs) -> dict[str, Any]:
+    """Serve options of the ingress, which learns the longest request from its environment."""
+    actor = fleet.ingress.get("ray_actor_options") or {}
+    variables = {**_env_vars(fleet.ingress), TIMEOUT_VARIABLE: f"{fleet.request_timeout_s:g}"}
+    runtime_env = {**(actor.get("runtime_env") or {}), "env_vars": variables}
+    return {**fleet.ingress, "ray_actor_options": {**actor, "runtime_env": runtime_env}}
+
+
+def _env_vars(options: dict[str, Any]) -> dict[str, str]:
+    """Environment variables in the Serve options of a deployment, where they are well-formed."""
+    value: Any = options
+    for name in ("ray_actor_options", "runtime_env", "env_vars"):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _engine_faults(engine_kwargs: Any) -> list[str]:
+    where = "args.llm_config.engine_kwargs"
+    if not isinstance(engine_kwargs, dict):
+        return [f"{where} is {engine_kwargs!r}: give a mapping, or leave it out"]
+    additional = engine_kwargs.get("additional_config") or {}
+    faults: list[str] = []
+    try:
+        parse_options(additional)
+    except DpsConfigError as error:
+        faults += [f"{where}.{fault}" for fault in error.faults]
+    quantization = engine_kwargs.get("quantization")
+    if isinstance(additional, dict) and "dps" in additional and quantization != "dps":
+        faults.append(
+            f"{where}.quantization is {quantization!r} while "
+            "additional_config.dps is given: set quantization to 'dps', or remove the options"
+        )
+    return faults
+
+
+def _replica_faults(deployment_config: Any) -> list[str]:
+    where = "args.llm_config.deployment_config"
+    if not isinstance(deployment_config, dict):
+        return [f"{where} is {deployment_config!r}: give a mapping with max_ongoing_requests"]
+    faults = deployment_faults(deployment_config, where, DEPLOYMENT_OPTIONS)
+    if "max_ongoing_requests" not in deployment_config:
+        faults.append(
+            f"{where}.max_ongoing_requests is not set: Ray's default is no limit at all; give the "
+            "number of requests one replica may hold, running and waiting"
+        )
+    return faults
