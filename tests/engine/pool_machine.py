@@ -187,7 +187,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.manager.may_compact:
             return
         self.manager.compact(Pressure(len(self.held), BASE_BLOCKS - 1))
-        for move in self.manager._move:
+        for move in self.manager._orders.move:
             if move.source in before:
                 self.contents[move.target] = self.contents[move.source]
                 assert self.pool.blocks[move.target].block_hash == before[move.source]
