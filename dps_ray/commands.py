@@ -39,6 +39,9 @@ class StepCommand:
 
     mode: Mode
     """Precision of the step's forward pass."""
+    full_layers: tuple[int, ...] = ()
+    """Layers that run in full precision in a fast step, as their residual is back and verified;
+    indices in the order of the residual. Empty in a full step."""
     cancel: tuple[RestoreTask, ...] = ()
     """Restores to abandon: their units are needed for KV blocks now."""
     zero: tuple[int, ...] = ()

@@ -4,7 +4,8 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """Precision of one forward pass: every layer of a pass runs in the same mode."""
+    """Precision of one forward pass. In a full pass every layer is full; in a fast one none is, but
+    for layers that return ahead of the others (``return_by: layer``)."""
 
     FULL = "full"
     """Upper and lower bytes together: the 16-bit model."""

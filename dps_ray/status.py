@@ -63,3 +63,9 @@ class EngineStatus:
     """Demand would let residual bytes return now."""
     full_requests: int = 0
     """Requests on the replica, running or waiting, that insist on full precision."""
+    layers: int = 0
+    """Layers that return to full precision one by one; 0 where all return at once."""
+    layers_full: int = 0
+    """Those of them that the latest step ran in full precision."""
+    tokens_mixed: int = 0
+    """The part of ``tokens_fast`` that fast steps with some full layers have made."""

@@ -12,7 +12,7 @@ from collections import UserDict
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -76,6 +76,7 @@ def configure(config: VllmConfig, options: DpsOptions) -> VllmConfig:
     kind = driver_kind(options)
     if kind == "cuda":
         _refuse_on_cuda(config)
+        _refuse_graphs_of_returning_layers(config, options)
     resolved = options.model_copy(update={"key": uuid.uuid4().hex[:16]}).model_dump(mode="json")
     config.additional_config = AdditionalConfig({**config.additional_config, "dps": resolved})
     config.parallel_config.worker_cls = WORKER_CLASSES[kind]
@@ -170,6 +171,17 @@ def _refuse_on_cuda(config: VllmConfig) -> None:
             "enable_expert_parallel": config.parallel_config.enable_expert_parallel,
         }
     )
+
+
+def _refuse_graphs_of_returning_layers(config: VllmConfig, options: DpsOptions) -> None:
+    """A captured graph is full or fast in all its layers: ``GRAPHS.md``."""
+    graphs = config.compilation_config.cudagraph_mode
+    if options.return_by == "layer" and graphs is not CUDAGraphMode.NONE:
+        raise DpsConfigError(
+            f"additional_config.dps.return_by is 'layer' and cudagraph_mode is {graphs.name}: a "
+            "CUDA graph runs all layers in one mode; use return_by 'all', or give up graphs with "
+            "enforce_eager"
+        )
 
 
 def _refuse(unsupported: dict[str, bool]) -> None:

@@ -24,12 +24,15 @@ GAUGES = {
     "units_kv": "Units lent to the KV cache",
     "units_restoring": "Units whose residual segment is on its way back",
     "restore_progress": "Share of residual segments in place",
+    "layers": "Layers that can return to full precision one by one",
+    "layers_full": "Layers that the latest step ran in full precision",
     "backup_bytes": "Host memory of the residual's backup in bytes, all ranks, pinned for a GPU",
     "last_restore_s": "Duration of the latest return to full mode in seconds",
 }
 COUNTERS = {
     "tokens_full": "Tokens sampled by full-mode passes",
     "tokens_fast": "Tokens sampled by fast-mode passes",
+    "tokens_mixed": "Those of the fast mode's tokens that passes with some full layers sampled",
     "switches_to_fast": "Switches to fast mode",
     "switches_to_full": "Returns to full mode",
     "restored_bytes": "Residual bytes restored from host memory",

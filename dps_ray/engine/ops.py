@@ -1,8 +1,9 @@
 """The operations torch.compile sees in place of split layers.
 
-They are opaque on purpose: the mode is read when they run, so that one compiled graph serves both
-precisions and a switch never recompiles. What they read is either a tensor or constant for a mode,
-so that a CUDA graph captured in a mode replays in that mode.
+They are opaque on purpose: whether a residual may be read is asked when they run, by its address,
+so that one compiled graph serves both precisions of every layer and a switch never recompiles. What
+they read is either a tensor or constant for a mode, so that a CUDA graph captured in a mode replays
+in that mode.
 """
 
 import dps_kernels
@@ -12,7 +13,6 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.stock_gemm import stock_linear
-from dps_ray.modes import Mode
 
 
 def planes_now(
@@ -22,9 +22,9 @@ def planes_now(
     row_shift: torch.Tensor | None,
     layout: Layout = ROW_MAJOR,
 ) -> Planes:
-    """The bytes the running step may read: in fast mode the lower ones may hold KV blocks."""
-    full = ranks.current().mode is Mode.FULL
-    return Planes(upper, lower if full else None, fmt, row_shift, layout)
+    """The bytes the running step may read: in a fast layer the lower ones may hold KV blocks."""
+    readable = ranks.current().may_read(lower.data_ptr())
+    return Planes(upper, lower if readable else None, fmt, row_shift, layout)
 
 
 class FusedLinear:
@@ -36,9 +36,11 @@ class FusedLinear:
     def __init__(self, full: Planes) -> None:
         self._full = full
         self._fast = full._replace(lower=None)
+        assert full.lower is not None
+        self._address = full.lower.data_ptr()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        full = ranks.current().mode is Mode.FULL
+        full = ranks.current().may_read(self._address)
         return dps_kernels.linear(x, self._full if full else self._fast, bias)
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from dps_ray.config import DpsConfigError, DpsOptions
 from dps_ray.engine.checkpoint import Checkpoint, Weight
 from dps_ray.engine.kept_whole import reason_to_keep
-from dps_ray.engine.status_page import MAX_UNITS
+from dps_ray.engine.rank_section import MAX_LAYERS, MAX_UNITS
 from dps_ray.memory.arena import ALIGNMENT_BYTES
 from dps_ray.memory.drivers import DriverKind, planned_granularity_bytes
 from dps_ray.memory.geometry import Geometry, plan_geometry
@@ -146,6 +146,21 @@ def require_few_units(geometry: Geometry) -> None:
         raise DpsConfigError(
             f"additional_config.dps.unit_bytes gives {geometry.num_units} units of "
             f"{geometry.unit_bytes} bytes: at most {MAX_UNITS}; use larger units"
+        )
+
+
+def require_few_layers(layers: int) -> None:
+    """Refuse more layers that return one by one than a status page has room for.
+
+    Raises
+    ------
+    DpsConfigError
+        One line with the number of layers and the remedy.
+    """
+    if layers > MAX_LAYERS:
+        raise DpsConfigError(
+            f"additional_config.dps.return_by is 'layer' and the model has {layers} layers: at "
+            f"most {MAX_LAYERS} return one by one; use 'all'"
         )
 
 

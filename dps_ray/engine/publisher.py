@@ -2,6 +2,7 @@
 
 import time
 
+from dps_ray.commands import StepCommand
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.rank_reports import RankReports
 from dps_ray.engine.status_page import StatusPage
@@ -22,11 +23,14 @@ class StatusPublisher:
         self._pool = pool
         self._ranks = ranks
         self._tokens = {Mode.FULL: 0, Mode.FAST: 0}
+        self._tokens_mixed = 0
         self.preemptions = 0
 
-    def count_tokens(self, mode: Mode, tokens: int) -> None:
+    def count_tokens(self, command: StepCommand, tokens: int) -> None:
         """Credit sampled tokens to the precision of the pass that made them."""
-        self._tokens[mode] += tokens
+        self._tokens[command.mode] += tokens
+        if command.full_layers:
+            self._tokens_mixed += tokens
 
     def publish(self, *, running: int, waiting: int, full_requests: int) -> None:
         """Write the current status to the page."""
@@ -69,5 +73,8 @@ class StatusPublisher:
                 fault=manager.fault,
                 wants_restore=manager.wants_restore,
                 full_requests=full_requests,
+                layers=manager.layers.count,
+                layers_full=manager.layers.count_full,
+                tokens_mixed=self._tokens_mixed,
             )
         )

@@ -14,12 +14,14 @@ import torch
 
 from dps_ray.commands import StepCommand
 from dps_ray.config import DpsConfigError, DpsOptions
-from dps_ray.engine.preflight import require_few_units
-from dps_ray.engine.status_page import RankSection, StatusPage
+from dps_ray.engine.preflight import require_few_layers, require_few_units
+from dps_ray.engine.rank_section import RankSection
+from dps_ray.engine.status_page import StatusPage
 from dps_ray.memory.arena import ResidualArena
 from dps_ray.memory.driver import VmmError
 from dps_ray.memory.drivers import open_driver
 from dps_ray.memory.geometry import Geometry
+from dps_ray.memory.layers import LayerResidual, layers_of
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import ResidualMismatchError, SharedRegion
@@ -55,9 +57,14 @@ class Rank:
         self.mode = Mode.FAST
         """Fast until the region stands: the residual has no memory behind it before that."""
         self._capture_mode: Mode | None = None
+        self._full_layers: tuple[int, ...] = ()
+        self._full_addresses: frozenset[int] = frozenset()
+        """Where the residual weights of those layers begin."""
         self.memory: MemoryManager | None = None
         self._page = StatusPage.join(options.key)
         self._section: RankSection = self._page.rank(index)
+        self._layers: tuple[LayerResidual, ...] = ()
+        """Those that return one by one; none where all return at once."""
         self._failing: set[int] = set()
         """Segments whose latest restore failed."""
         self._scratch: dict[tuple[torch.dtype, str], torch.Tensor] = {}
@@ -74,6 +81,9 @@ class Rank:
             The KV cache's bytes, ``[num_blocks * block_stride_bytes]`` uint8, zeroed.
         """
         require_few_units(geometry)
+        if self.options.return_by == "layer":
+            self._layers = layers_of(self.arena.entries)
+            require_few_layers(len(self._layers))
         try:
             region = SharedRegion(self.arena.driver, self.arena, geometry, self.options.binding)
         except VmmError as error:
@@ -102,6 +112,8 @@ class Rank:
         section["elastic_blocks"] = geometry.elastic_blocks
         section["blocks_per_unit"] = geometry.blocks_per_unit
         section["units"] = geometry.num_units
+        section["unit_bytes"] = geometry.unit_bytes
+        section.layer_bounds = [(layer.start, layer.end) for layer in self._layers]
         section["backup_bytes"] = self.arena.backup.nbytes
         logger.info(
             "dps rank %d: %d base + %d elastic KV blocks, %d units of %.2f MiB, residual %.1f MiB, "
@@ -118,6 +130,11 @@ class Rank:
         # Taken before this step is launched: every earlier step lies before the mark.
         self.memory.apply(command, self.arena.driver.compute.mark())
         self.mode = command.mode
+        self._run_full(command.full_layers)
+
+    def may_read(self, address: int) -> bool:
+        """Whether the running step may read the residual weight that begins at ``address``."""
+        return self.mode is Mode.FULL or address in self._full_addresses
 
     def count_step(self, duration_s: float, tokens: int, mode: Mode) -> None:
         """Feed a finished forward pass to the restore's pacing and to the counters."""
@@ -137,7 +154,8 @@ class Rank:
         While memory is being profiled the layers stay fast in both modes, as the residual has no
         memory yet. The graphs then measured are as large: kernels differ, activations do not.
         """
-        stepping = self.mode
+        stepping, full_layers = self.mode, self._full_layers
+        self._run_full(())
         self._capture_mode = mode
         if self.memory is not None:
             self.mode = mode
@@ -145,6 +163,7 @@ class Rank:
             yield
         finally:
             self.mode, self._capture_mode = stepping, None
+            self._run_full(full_layers)
 
     def scratch(self, shape: torch.Size, dtype: torch.dtype, slot: str = "") -> torch.Tensor:
         """A reusable buffer for rebuilt weights, one a slot, as large as the largest asked for."""
@@ -182,6 +201,16 @@ class Rank:
         # The region closes the arena with it; a rank that never built one still holds the range.
         self.arena.close()
         self.arena.driver.close()
+
+    def _run_full(self, layers: tuple[int, ...]) -> None:
+        """Let these layers, and no others, read their residual in a fast step."""
+        if layers != self._full_layers:
+            self._full_layers = layers
+            self._full_addresses = frozenset(
+                self.arena.address + offset
+                for layer in layers
+                for offset in self._layers[layer].offsets
+            )
 
     def _residual_intact(self) -> bool:
         assert self.memory is not None

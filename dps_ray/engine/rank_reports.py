@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.status_page import StatusPage
+from dps_ray.scheduling.layers import LayerSegments
 from dps_ray.scheduling.sum_manager import SumManager
 
 
@@ -49,6 +50,26 @@ class RankReports:
                 "shard evenly; choose a tensor_parallel_size that divides heads and experts"
             )
         return shapes.pop()
+
+    def layers(self) -> LayerSegments | None:
+        """Where each layer's residual lies; ``None`` where all layers return at once.
+
+        Raises
+        ------
+        DpsConfigError
+            When ranks differ: a layer would be full on one and fast on another.
+        """
+        places = {
+            (tuple(section.layer_bounds), int(section["unit_bytes"])) for section in self._sections
+        }
+        if len(places) != 1:
+            raise DpsConfigError(
+                "additional_config.dps.return_by is 'layer' but tensor-parallel ranks differ in "
+                "where their layers' residual lies: a layer could be split on some of them only; "
+                "use 'all'"
+            )
+        bounds, unit_bytes = places.pop()
+        return LayerSegments.cut(bounds, unit_bytes) if bounds else None
 
     def deliver(self, manager: SumManager) -> None:
         """Tell the manager of every open restore that has ended on all ranks, or failed on one."""

@@ -57,7 +57,12 @@ class ElasticScheduling(_Mixin):
                 "kv_cache_memory_bytes only"
             )
         lendable_units = shape.units if shape.elastic_blocks else 0
-        ledger = UnitLedger(lendable_units, shape.blocks_per_unit, binding=options.binding)
+        ledger = UnitLedger(
+            lendable_units,
+            shape.blocks_per_unit,
+            binding=options.binding,
+            in_order=options.return_by == "layer",
+        )
         pool = ElasticBlockPool.make_elastic(
             self.kv_cache_manager.block_pool, shape.base_blocks, shape.blocks_per_unit
         )
@@ -75,6 +80,7 @@ class ElasticScheduling(_Mixin):
             clock=time.monotonic,
             pin=options.pin,
             max_moves=options.compaction_blocks_per_step,
+            layers=self._ranks.layers(),
         )
         self._gave_up = False
         self._ending = False
@@ -111,7 +117,7 @@ class ElasticScheduling(_Mixin):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         sampled = sum(len(tokens) for tokens in model_runner_output.sampled_token_ids or ())
-        self._publisher.count_tokens(scheduler_output.dps.mode, sampled)
+        self._publisher.count_tokens(scheduler_output.dps, sampled)
         result = super().update_from_output(scheduler_output, model_runner_output)
         for outputs in result.values():
             self._origins.credit(outputs.outputs, scheduler_output.dps.mode)

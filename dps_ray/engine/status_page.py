@@ -24,37 +24,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dps_ray.config import DpsConfigError
+from dps_ray.engine.rank_section import RANK_CELLS, RankSection
 from dps_ray.modes import Mode, Pin
 from dps_ray.status import EngineStatus
 
 MAX_RANKS = 64
-MAX_UNITS = 1024
 _FOLDER = Path("/dev/shm")
 _PREFIX = "dps-"
 
 # Everything is a float64 cell: integers up to 2**53 are exact, and one type keeps the page simple.
-_RANK_FIELDS = (
-    "base_blocks",
-    "elastic_blocks",
-    "blocks_per_unit",
-    "units",
-    "restored_bytes",
-    "restore_busy_s",
-    "restores_failed",
-    "backup_bytes",
-    "fast_steps",
-    "full_steps",
-)
 _STATUS_FIELDS = tuple(field.name for field in fields(EngineStatus))
 _STATUS_VALUES = attrgetter(*_STATUS_FIELDS[1:])
 _FAULT_BYTES = 240
 _HEADER = ("owner_pid", "owner_pid_namespace", "pin_request", "restore_until_s", "fast_denied")
 _ANY_TIME = 0.0
-_RANK_CELLS = len(_RANK_FIELDS) + MAX_UNITS
 _STATUS_START = len(_HEADER)
 _FAULT_START = _STATUS_START + len(_STATUS_FIELDS)
 _RANKS_START = _FAULT_START + _FAULT_BYTES // 8
-_CELLS = _RANKS_START + MAX_RANKS * _RANK_CELLS
+_CELLS = _RANKS_START + MAX_RANKS * RANK_CELLS
 _MODES = (Mode.FULL, Mode.FAST)
 _PINS = (Pin.AUTO, Pin.FULL, Pin.FAST)
 _UNKNOWN = float("nan")
@@ -171,10 +158,10 @@ class StatusPage:
 
     # --- ranks -> scheduler ------------------------------------------------------------------
 
-    def rank(self, rank: int) -> "RankSection":
+    def rank(self, rank: int) -> RankSection:
         """The section that rank ``rank`` writes."""
-        start = _RANKS_START + rank * _RANK_CELLS
-        return RankSection(self._cells[start : start + _RANK_CELLS])
+        start = _RANKS_START + rank * RANK_CELLS
+        return RankSection(self._cells[start : start + RANK_CELLS])
 
     # --- scheduler -> everybody --------------------------------------------------------------
 
@@ -205,24 +192,6 @@ class StatusPage:
                 return _decode(cells, text) if before else None
             time.sleep(_READ_PAUSE_S)
         raise RuntimeError(f"status page {self._path} never settles: its writer died mid-write")
-
-
-class RankSection:
-    """What one rank tells the scheduler: geometry, counters and, per unit, the last restore."""
-
-    def __init__(self, cells: NDArray[np.float64]) -> None:
-        self._cells = cells
-
-    def __getitem__(self, name: str) -> float:
-        return float(self._cells[_RANK_FIELDS.index(name)])
-
-    def __setitem__(self, name: str, value: float) -> None:
-        self._cells[_RANK_FIELDS.index(name)] = value
-
-    @property
-    def outcomes(self) -> NDArray[np.float64]:
-        """Per unit, the epoch of its latest finished restore; negative when that restore failed."""
-        return self._cells[len(_RANK_FIELDS) :]
 
 
 def remove_orphans() -> None:

@@ -5,6 +5,7 @@ The ledger decides nothing by itself and knows no clock. Every method keeps the 
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Literal
 
 from dps_ray.commands import RestoreTask
@@ -28,6 +29,9 @@ class UnitLedger:
     binding
         ``fixed``: segment ``i`` only ever lives in unit ``i``. ``any``: a segment returns to
         whichever unit is free, the longest waiting segment first.
+    in_order
+        Restore the lowest segments first, so that whole layers come back one after the other,
+        instead of the longest free units and the longest waiting segments.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class UnitLedger:
         blocks_per_unit: int,
         *,
         binding: Literal["fixed", "any"] = "fixed",
+        in_order: bool = False,
     ) -> None:
         if num_units < 0:
             raise ValueError(f"num_units is {num_units}: give 0 (static engine) or more")
@@ -44,6 +49,7 @@ class UnitLedger:
         self.num_units = num_units
         self.blocks_per_unit = blocks_per_unit
         self.binding = binding
+        self._in_order = in_order
         self._state = [UnitState.BACKED] * num_units
         self._used = [0] * num_units
         self._segment: list[int | None] = list(range(num_units))
@@ -126,8 +132,13 @@ class UnitLedger:
         return Mode.FULL if self.fully_backed else Mode.FAST
 
     def restorable_units(self) -> tuple[int, ...]:
-        """Return the FREE units, the longest free first."""
-        return tuple(self._free_units)
+        """Return the FREE units in the order in which they are to be restored."""
+        return tuple(sorted(self._free_units) if self._in_order else self._free_units)
+
+    def missing_segments(self) -> Iterator[int]:
+        """Give the segments that are not in place."""
+        yield from self._waiting
+        yield from (task.segment for task in self._restoring.values())
 
     def live_blocks(self) -> dict[int, int]:
         """Return the live blocks of every unit that has some, in linear time."""
@@ -187,7 +198,8 @@ class UnitLedger:
             raise LedgerError(
                 f"unit {unit} is {self._state[unit]}: only a free unit can take back a segment"
             )
-        segment = unit if self.binding == "fixed" else next(iter(self._waiting))
+        waiting = min if self._in_order else next
+        segment = unit if self.binding == "fixed" else waiting(iter(self._waiting))
         self._last_epoch += 1
         task = RestoreTask(unit=unit, segment=segment, epoch=self._last_epoch)
         del self._free_units[unit]

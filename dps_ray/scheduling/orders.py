@@ -35,10 +35,13 @@ class PendingOrders:
         self.move += moves
         self.emptied.add(unit)
 
-    def take(self, mode: Mode, restore: tuple[RestoreTask, ...]) -> StepCommand:
+    def take(
+        self, mode: Mode, full_layers: tuple[int, ...], restore: tuple[RestoreTask, ...]
+    ) -> StepCommand:
         """Hand out everything pending as the command of one step."""
         command = StepCommand(
             mode=mode,
+            full_layers=full_layers,
             cancel=tuple(self.cancel),
             zero=tuple(self.zero),
             move=tuple(self.move),

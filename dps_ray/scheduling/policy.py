@@ -83,6 +83,11 @@ class SwitchPolicy:
         """Mode of the latest step."""
         return self._mode
 
+    @property
+    def heading(self) -> Mode:
+        """Mode that the replica is on its way to, or in."""
+        return self._heading
+
     def may_lend(self, pin: Pin, now: float) -> bool:
         """Whether an allocation that does not fit otherwise may take weight memory."""
         return pin is not Pin.FULL and not self._in_full_dwell(now)

@@ -46,7 +46,7 @@ class ResidualReturn:
         self._began_s: float | None = None
 
     def candidates(self) -> tuple[int, ...]:
-        """Return the units whose restore could begin in the coming step, longest free first.
+        """Return the units whose restore could begin in the coming step, in this order.
 
         A unit to be zeroed in that step is none: the copy runs beside the compute stream and only
         waits for earlier steps, so the zeroing could wipe restored bytes. Nor is one that blocks

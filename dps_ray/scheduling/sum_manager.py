@@ -16,6 +16,7 @@ from dps_ray.commands import RestoreTask, StepCommand
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.compaction import plan_moves
 from dps_ray.scheduling.counters import Counters
+from dps_ray.scheduling.layers import LayerReturn, LayerSegments
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.orders import PendingOrders
 from dps_ray.scheduling.permits import Permits
@@ -51,6 +52,9 @@ class SumManager:
         Bounds on retries after a failed restore.
     max_moves
         Live KV blocks that one step may move out of lent units; 0 turns compaction off.
+    layers
+        Where each layer's residual lies, for layers that return one by one; ``None``: full
+        precision returns to all layers at once.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class SumManager:
         max_restoring_units: int | None = None,
         retry: RetryLimits | None = None,
         max_moves: int = 0,
+        layers: LayerSegments | None = None,
     ) -> None:
         self.ledger = ledger
         self.counters = Counters()
@@ -84,6 +89,7 @@ class SumManager:
         self._permits = Permits()
         self._wants_restore = False
         self._max_moves = max_moves
+        self.layers = LayerReturn(layers, ledger)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -252,10 +258,11 @@ class SumManager:
             self.counters.switched_to(mode)
             if mode is Mode.FULL:
                 self._return.arrived(now)
-        return self._orders.take(mode, restore)
+        full_layers = self.layers.plan_step(mode, self._policy.heading)
+        return self._orders.take(mode, full_layers, restore)
 
     def restore_candidates(self) -> tuple[int, ...]:
-        """Return the units whose restore could begin in the coming step, longest free first."""
+        """Return the units whose restore could begin in the coming step, in this order."""
         return self._return.candidates()
 
     # -- integrity --------------------------------------------------------------------------------

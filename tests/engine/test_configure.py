@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -159,6 +159,22 @@ def test_what_would_leave_the_mode_of_a_step_on_a_gpu_is_refused(
     monkeypatch.setattr(getattr(config, owner), field, True)
     with pytest.raises(DpsConfigError, match=f"^{field}: not supported together with"):
         configure(config, DpsOptions())
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_layers_do_not_return_one_by_one_under_cuda_graphs(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = DpsOptions(return_by="layer")
+    for graphs in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL_AND_PIECEWISE):
+        monkeypatch.setattr(config.compilation_config, "cudagraph_mode", graphs)
+        with pytest.raises(DpsConfigError, match=f"cudagraph_mode is {graphs.name}: .*or give up"):
+            configure(config, options)
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.NONE)
+    monkeypatch.setattr(config, "additional_config", {})
+    for owner, field in (("parallel_config", "worker_cls"), ("scheduler_config", "scheduler_cls")):
+        monkeypatch.setattr(getattr(config, owner), field, None)
+    assert engine_options(configure(config, options)).return_by == "layer"
 
 
 @pytest.mark.usefixtures("on_cuda")

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_ray.config import DpsConfigError
-from dps_ray.engine.status_page import MAX_RANKS, MAX_UNITS, StatusPage, remove_orphans
+from dps_ray.engine.rank_section import MAX_LAYERS, MAX_UNITS
+from dps_ray.engine.status_page import MAX_RANKS, StatusPage, remove_orphans
 from dps_ray.modes import Mode, Pin
 from dps_ray.status import EngineStatus
 
@@ -161,6 +162,14 @@ def test_pin_survives_a_publication(page: StatusPage) -> None:
     assert page.requested_pin() is Pin.FAST
 
 
+def test_where_layers_lie_comes_back_to_the_byte(page: StatusPage) -> None:
+    assert page.rank(3).layer_bounds == []
+    bounds = [(start, start + (1 << 33) + 1) for start in range(0, MAX_LAYERS << 34, 1 << 34)]
+    page.rank(3).layer_bounds = bounds
+    assert page.rank(3).layer_bounds == bounds
+    assert page.rank(2).layer_bounds == page.rank(4).layer_bounds == []
+
+
 def test_ranks_do_not_share_a_cell(page: StatusPage) -> None:
     page.publish(a_status(7))
     for rank in range(MAX_RANKS):
@@ -169,9 +178,11 @@ def test_ranks_do_not_share_a_cell(page: StatusPage) -> None:
         section["base_blocks"] = rank
         section["full_steps"] = rank
         section.outcomes[:] = rank
+        section.layer_bounds = [(rank, rank + 1)] * MAX_LAYERS
     for rank in range(MAX_RANKS):
         section = page.rank(rank)
         assert section["base_blocks"] == section["full_steps"] == rank
+        assert section.layer_bounds == [(rank, rank + 1)] * MAX_LAYERS
         assert set(section.outcomes) == {rank}
     assert page.read() == replace(a_status(7), sequence=1)
 

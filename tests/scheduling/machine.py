@@ -6,8 +6,9 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dps_ray.commands import RestoreTask
+from dps_ray.commands import RestoreTask, StepCommand
 from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.layers import LayerSegments
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import SwitchLimits
 from dps_ray.scheduling.retry import RetryLimits
@@ -17,6 +18,8 @@ from dps_ray.scheduling.sum_manager import SumManager
 from .replica import Replica
 
 UNITS, BLOCKS_PER_UNIT, BASE_BLOCKS = 4, 3, 10
+LAYERS = LayerSegments(((0, 0), (0, 1), (2, 2), (2, 2), (2, 3)))
+"""Layers that share segments, and one that lies in two."""
 FAST_DWELL_S, FULL_DWELL_S, LOW = 2.0, 1.5, 0.6
 
 
@@ -31,9 +34,17 @@ class ReplicaMachine(RuleBasedStateMachine):
         high=st.sampled_from([0.8, 1.0]),
         full_dwell_s=st.sampled_from([0.0, FULL_DWELL_S]),
         cap=st.sampled_from([None, 1]),
+        layers=st.sampled_from([None, LAYERS]),
     )
-    def build(self, binding: str, high: float, full_dwell_s: float, cap: int | None) -> None:
-        self.full_dwell_s = full_dwell_s
+    def build(
+        self,
+        binding: str,
+        high: float,
+        full_dwell_s: float,
+        cap: int | None,
+        layers: LayerSegments | None,
+    ) -> None:
+        self.full_dwell_s, self.high = full_dwell_s, high
         self.replica = Replica(
             SwitchLimits(high, LOW, FAST_DWELL_S, full_dwell_s),
             units=UNITS,
@@ -42,6 +53,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             binding=binding,
             max_restoring_units=cap,
             retry=RetryLimits(attempts=3, first_pause_s=1.0),
+            layers=layers,
             ledger_type=self.ledger_type,
             manager_type=self.manager_type,
         )
@@ -53,6 +65,8 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.expected_cancel: list[RestoreTask] = []
         self.last_epoch = 0
         self.mode = Mode.FULL
+        self.full_layers: tuple[int, ...] = ()
+        """Of the latest step, unless something was lent or failed since."""
         self.full_since_s = self.pressed_at_s = -math.inf
         self.pins_since_switch = {Pin.AUTO}
 
@@ -75,6 +89,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         restoring = set(self.open)
         for unit in lent:
             self._close(unit)
+            self.full_layers = ()
             self.pressed_at_s = self.replica.now_s
         if not restoring <= set(lent):
             assert not set(lent) - restoring, "a backed unit was lent before a restoring one"
@@ -180,6 +195,14 @@ class ReplicaMachine(RuleBasedStateMachine):
             assert command.mode is Mode.FULL
         if self.manager.pin is Pin.FAST:
             assert command.mode is Mode.FAST
+        self._check_layers(command)
+
+    def _check_layers(self, command: StepCommand) -> None:
+        if command.mode is Mode.FULL or self.manager.pin is Pin.FAST:
+            assert command.full_layers == ()
+        elif self.high == 1.0 and self.pins_since_switch == {Pin.AUTO}:
+            assert {*self.full_layers} <= {*command.full_layers}, "a layer was lost without a lend"
+        self.full_layers = command.full_layers
 
     def _check_restore_was_allowed(self, waiting: int, waiting_blocks: int | None) -> None:
         assert len(self.open) <= self.cap

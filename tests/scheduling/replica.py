@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dps_ray.commands import BlockMove, RestoreTask, StepCommand
 from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.layers import LayerSegments
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.retry import RetryLimits
@@ -25,6 +26,8 @@ class Rank:
     """What one rank's units hold: a segment number, or one of the words above."""
 
     contents: list[int | str]
+    spans: tuple[tuple[int, int], ...] = ()
+    """First and last segment of each layer that returns ahead of the others."""
     copies: dict[int, RestoreTask] = field(default_factory=dict)
     """Restores in progress, by epoch."""
 
@@ -52,6 +55,10 @@ class Rank:
             self.contents[unit] = KV
         if command.mode is Mode.FULL and {*self.contents} != {*range(len(self.contents))}:
             raise CorruptionError(f"a full pass would read {self.contents}")
+        for layer in command.full_layers:
+            first, last = self.spans[layer]
+            if not {*range(first, last + 1)} <= {*self.contents}:
+                raise CorruptionError(f"layer {layer} would read {self.contents}")
 
     def finish(self, task: RestoreTask) -> None:
         """Complete a copy, unless it was cancelled."""
@@ -73,6 +80,7 @@ class Replica:
         pin: Pin = Pin.AUTO,
         max_restoring_units: int | None = None,
         retry: RetryLimits | None = None,
+        layers: LayerSegments | None = None,
         ledger_type: type[UnitLedger] = UnitLedger,
         manager_type: type[SumManager] = SumManager,
     ) -> None:
@@ -83,10 +91,16 @@ class Replica:
         self.live: list[int] = [0] * units
         self.fresh: list[int] = []
         """Units in which the coming step writes a newly allocated block, one entry a block."""
-        self.ranks = [Rank(list(range(units))) for _ in range(2)]
+        spans = layers.spans if layers is not None else ()
+        self.ranks = [Rank(list(range(units)), spans) for _ in range(2)]
         self.revealed: list[int] = []
         """Units that joined the KV cache since the latest step, in order."""
-        self.ledger = ledger_type(units, blocks_per_unit, binding=binding)  # type: ignore[arg-type]
+        self.ledger = ledger_type(
+            units,
+            blocks_per_unit,
+            binding=binding,  # type: ignore[arg-type]
+            in_order=layers is not None,
+        )
         self.manager = manager_type(
             self.ledger,
             limits,
@@ -95,6 +109,7 @@ class Replica:
             pin=pin,
             max_restoring_units=max_restoring_units,
             retry=retry,
+            layers=layers,
         )
 
     def reveal_unit(self, unit: int) -> None:

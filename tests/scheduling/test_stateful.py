@@ -1,11 +1,16 @@
 """The manager survives any history, and the machine notices a manager that would not."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from dps_ray.commands import RestoreTask
+from dps_ray.commands import RestoreTask, StepCommand
+from dps_ray.modes import Mode
 from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.policy import Pressure
 from dps_ray.scheduling.states import LedgerError, Lend
 from dps_ray.scheduling.sum_manager import SumManager
 
@@ -63,6 +68,24 @@ class CountsRestoringAsBacked(UnitLedger):
         return len(self._backed) + len(self._restoring) == self.num_units
 
 
+class KeepsLayersThatLoseTheirUnit(SumManager):
+    _kept = frozenset[int]()
+
+    def plan_step(self, pressure: Pressure) -> StepCommand:
+        command = super().plan_step(pressure)
+        self._kept |= {*command.full_layers}
+        return (
+            command
+            if command.mode is Mode.FULL
+            else replace(command, full_layers=tuple(self._kept))
+        )
+
+
+class TakesRestoringSegmentsForBack(UnitLedger):
+    def missing_segments(self) -> Iterator[int]:
+        yield from self._waiting
+
+
 class ReusesEpochs(UnitLedger):
     def begin_restore(self, unit: int) -> RestoreTask:
         self._last_epoch = 0
@@ -96,6 +119,8 @@ class LeaksReleasedBlocks(UnitLedger):
         LendsAgainstThePin,
         ForgetsItsLends,
         CountsRestoringAsBacked,
+        KeepsLayersThatLoseTheirUnit,
+        TakesRestoringSegmentsForBack,
         ReusesEpochs,
         LendsBackedUnitsFirst,
         LeaksReleasedBlocks,

@@ -1,0 +1,59 @@
+"""The part of an engine's status page that one rank writes, as cells of float64."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_UNITS = 1024
+MAX_LAYERS = 512
+_RANK_FIELDS = (
+    "base_blocks",
+    "elastic_blocks",
+    "blocks_per_unit",
+    "units",
+    "unit_bytes",
+    "layers",
+    "restored_bytes",
+    "restore_busy_s",
+    "restores_failed",
+    "backup_bytes",
+    "fast_steps",
+    "full_steps",
+)
+_BOUNDS_START = len(_RANK_FIELDS) + MAX_UNITS
+RANK_CELLS = _BOUNDS_START + 2 * MAX_LAYERS
+
+
+class RankSection:
+    """What one rank tells the scheduler: geometry, counters, the last restore of each unit, and,
+    where layers return one by one, where their residual lies."""
+
+    def __init__(self, cells: NDArray[np.float64]) -> None:
+        self._cells = cells
+
+    def __getitem__(self, name: str) -> float:
+        return float(self._cells[_RANK_FIELDS.index(name)])
+
+    def __setitem__(self, name: str, value: float) -> None:
+        self._cells[_RANK_FIELDS.index(name)] = value
+
+    @property
+    def outcomes(self) -> NDArray[np.float64]:
+        """Per unit, the epoch of its latest finished restore; negative when that restore failed."""
+        return self._cells[len(_RANK_FIELDS) : _BOUNDS_START]
+
+    @property
+    def layer_bounds(self) -> list[tuple[int, int]]:
+        """Start and end of each layer's residual, bytes; empty where all of them return at once."""
+        cells = self._cells[_BOUNDS_START:].astype(int).tolist()
+        count = int(self["layers"])
+        return list(zip(cells[:count], cells[MAX_LAYERS : MAX_LAYERS + count], strict=True))
+
+    @layer_bounds.setter
+    def layer_bounds(self, bounds: Sequence[tuple[int, int]]) -> None:
+        count = len(bounds)
+        starts, ends = _BOUNDS_START, _BOUNDS_START + MAX_LAYERS
+        self._cells[starts : starts + count] = [start for start, _ in bounds]
+        self._cells[ends : ends + count] = [end for _, end in bounds]
+        self["layers"] = count
