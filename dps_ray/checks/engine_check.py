@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from dps_ray.checks.floor_check import check_floors
+from dps_ray.checks.layer_check import CHOSEN, check_layers
 from dps_ray.checks.move_check import check_compaction, check_shadow
 from dps_ray.checks.prefix_check import check_prefixes
 from dps_ray.checks.process import run_engines
 from dps_ray.checks.specs import (
     AMPLE_KV_BYTES,
     BLOCK_TOKENS,
+    BY_LAYER,
     EXACT,
     EngineSpec,
     block_bytes,
@@ -83,6 +85,12 @@ def check_engine(
         loaded = pool.submit(check_shadow, subjects[burst_label], load_cycles)
         compacted = pool.submit(check_compaction, subjects[burst_label])
         reused = pool.submit(check_prefixes, subjects[burst_label])
+        ahead = pool.submit(check_shadow, subjects[burst_label], load_cycles // 10 + 1, BY_LAYER)
+        layers = [
+            pool.submit(check_layers, subjects[f"{name} float16"], chosen)
+            for name, chosen in CHOSEN.items()
+            if name in models
+        ]
         floors = pool.submit(check_floors, subjects[burst_label], floor_requests)
         for label, future in modes.items():
             _judge_modes(report, label, future.result(), say)
@@ -91,6 +99,9 @@ def check_engine(
         loaded.result()(report, say)
         compacted.result()(report, say)
         reused.result()(report, say)
+        ahead.result()(report, say)
+        for layer in layers:
+            layer.result()(report, say)
         floors.result()(report, say)
     # Two ranks need both cores: one engine at a time.
     for label, folder in sharded.items():

@@ -1,6 +1,7 @@
 """The part of ``check engine`` where memory moves under requests that go on."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,20 @@ Say = Callable[[str], None]
 Judge = Callable[[Report, Say], None]
 
 
-def check_shadow(folder: Path, cycles: int) -> Judge:
+def check_shadow(folder: Path, cycles: int, options: Mapping[str, Any] = EXACT) -> Judge:
     """Run full/fast cycles under load, then their shadow; says how to judge them."""
-    spec = _spec("load", folder, LOAD_BASE_BLOCKS, EXACT)
+    by_layer = options.get("return_by") == "layer"
+    what = "load, layer by layer" if by_layer else "load"
+    spec = _spec(what, folder, LOAD_BASE_BLOCKS, dict(options))
     (run,) = run_engines(
         [replace(spec, scenario="cycles_under_load", arguments={"count": cycles})], TIMEOUT_S
     )
-    dictated = {"modes": run.pop("modes"), "arrivals": run.pop("arrivals")}
+    dictated = {"precisions": run.pop("precisions"), "arrivals": run.pop("arrivals")}
     static = replace(
         spec,
-        label="load: shadow",
+        label=f"{what}: shadow",
         kv_bytes=AMPLE_KV_BYTES,
-        dps={**EXACT, "lend": False},
+        dps={**options, "lend": False},
         scenario="shadow",
         arguments=dictated,
     )
@@ -38,20 +41,26 @@ def check_shadow(folder: Path, cycles: int) -> Judge:
     def judge(report: Report, say: Say) -> None:
         digests = run.pop("digests")
         report.check(
-            f"load: {cycles} full/fast cycles equal a shadow on static memory, tokens and logprobs",
+            f"{what}: {cycles} full/fast cycles equal a shadow on static memory, tokens and "
+            "logprobs",
             digests == other["digests"],
         )
-        report.check(f"load: {cycles} returns to full mode", run["switches_to_full"] >= cycles)
-        report.check("load: live blocks were moved", run["blocks_moved"] > 0)
-        report.check("load: steps ran alike", not run["preemptions"] and not other["preemptions"])
+        report.check(f"{what}: {cycles} returns to full mode", run["switches_to_full"] >= cycles)
+        report.check(f"{what}: live blocks were moved", run["blocks_moved"] > 0)
         report.check(
-            "load: the restored residual equals the backup",
+            f"{what}: steps ran alike", not run["preemptions"] and not other["preemptions"]
+        )
+        report.check(
+            f"{what}: the restored residual equals the backup",
             all(rank["residual_intact"] for rank in run["ranks"]),
         )
-        steps = {mode: dictated["modes"].count(mode) for mode in ("full", "fast")}
-        report.figures["load"] = {**run, "requests": len(digests), "steps": steps}
+        steps = Counter(mode for mode, _ in dictated["precisions"])
+        steps["fast with full layers"] = sum(bool(layers) for _, layers in dictated["precisions"])
+        if by_layer:
+            report.check(f"{what}: layers ran ahead", steps["fast with full layers"] > cycles)
+        report.figures[what] = {**run, "requests": len(digests), "steps": steps}
         say(
-            f"load: {run['cycles']} cycles, {len(digests)} requests, steps {steps}, "
+            f"{what}: {run['cycles']} cycles, {len(digests)} requests, steps {dict(steps)}, "
             f"{run['units_lent']} units lent, {run['blocks_moved']} live blocks moved"
         )
 

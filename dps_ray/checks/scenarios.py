@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters as dynamo
 
 from dps_ray.checks.engine import Engine
 from dps_ray.checks.floors import floors
+from dps_ray.checks.layers import full_layers
 from dps_ray.checks.requests import logprobs_of, prompts
 from dps_ray.checks.shadow import cycles_under_load, shadow
 from dps_ray.engine import rank as ranks
@@ -161,6 +162,16 @@ def switches(engine: Engine, **arguments: int) -> dict[str, Any]:
     return result
 
 
+def layers(engine: Engine, *, chosen: list[list[int]], **arguments: int) -> dict[str, Any]:
+    """The same requests in fast mode with each choice of layers in full precision."""
+    runs = []
+    for choice in chosen:
+        with full_layers(engine, choice):
+            runs.append(generate(engine, **arguments))
+        runs[-1]["graphs_compiled"] = dynamo["stats"]["unique_graphs"]
+    return {"runs": runs}
+
+
 SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "generate": generate,
     "burst": burst,
@@ -170,6 +181,7 @@ SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "long_request": long_request,
     "prefixes": prefixes,
     "switches": switches,
+    "layers": layers,
     "floors": floors,
 }
 
@@ -219,6 +231,7 @@ def _figures(engine: Engine) -> dict[str, Any]:
             "preemptions",
             "tokens_full",
             "tokens_fast",
+            "tokens_mixed",
             "switches_to_fast",
             "switches_to_full",
             "restored_bytes",

@@ -1,6 +1,7 @@
 """An elastic engine under load, and its shadow: the same steps in the same modes on static memory.
 
-The elastic run writes down when requests arrived and which mode each step ran in. The shadow gets
+The elastic run writes down when requests arrived and which mode each step ran in, and which layers
+were full in a fast step. The shadow gets
 both dictated and has memory enough never to lend, restore or move a block. Their outputs must be
 equal to the last bit.
 """
@@ -18,22 +19,26 @@ FILLER_OUTPUT_TOKENS = 5
 """A burst is over within a few steps, so that a thousand take minutes."""
 
 
-class _Tape:
-    """Counts an engine's steps with tokens in them; records their modes, or dictates them."""
+Precision = tuple[str, Sequence[int]]
+"""Mode of a step, and its full layers."""
 
-    def __init__(self, engine: Engine, modes: Sequence[str] | None = None) -> None:
-        self.modes: list[str] = []
+
+class _Tape:
+    """Counts an engine's steps with tokens in them; records their precision, or dictates it."""
+
+    def __init__(self, engine: Engine, steps: Sequence[Precision] | None = None) -> None:
+        self.steps: list[Precision] = []
         self._schedule = engine.scheduler.schedule
-        self._dictated = modes
+        self._dictated = steps
         engine.scheduler.schedule = self._taped
 
     def _taped(self, *args: Any, **kwargs: Any) -> Any:
         output = self._schedule(*args, **kwargs)
         if output.total_num_scheduled_tokens:
             if self._dictated is not None:
-                mode = Mode(self._dictated[len(self.modes)])
-                output.dps = replace(output.dps, mode=mode)
-            self.modes.append(output.dps.mode)
+                mode, layers = self._dictated[len(self.steps)]
+                output.dps = replace(output.dps, mode=Mode(mode), full_layers=tuple(layers))
+            self.steps.append((output.dps.mode, output.dps.full_layers))
         return output
 
 
@@ -52,7 +57,7 @@ def cycles_under_load(
     status = engine.scheduler.sum_manager.counters
 
     def start(kind: str, seed: int, tokens: int, max_tokens: int) -> None:
-        arrivals.append((len(tape.modes), seed, tokens, max_tokens))
+        arrivals.append((len(tape.steps), seed, tokens, max_tokens))
         live[_start(engine, seed, tokens, max_tokens)] = kind
 
     def running(kind: str) -> int:
@@ -64,7 +69,7 @@ def cycles_under_load(
         for index in range(fillers):
             start("filler", seed + index, filler_tokens - block, FILLER_OUTPUT_TOKENS)
         while running("filler") or engine.scheduler.mode is not Mode.FULL:
-            if len(tape.modes) >= arrivals[-1][0] + 2 and running("resident") < residents:
+            if len(tape.steps) >= arrivals[-1][0] + 2 and running("resident") < residents:
                 start("resident", seed + fillers, 2 * block, 3 * block)
             for output in engine.step():
                 if output.finished:
@@ -79,7 +84,7 @@ def cycles_under_load(
     engine.return_to_full()
     return {
         "cycles": finished,
-        "modes": tape.modes,
+        "precisions": tape.steps,
         "arrivals": arrivals,
         "digests": list(digests.values()),
         "blocks_moved": status.blocks_moved,
@@ -90,12 +95,14 @@ def cycles_under_load(
     }
 
 
-def shadow(engine: Engine, *, modes: list[str], arrivals: list[list[int]]) -> dict[str, Any]:
+def shadow(
+    engine: Engine, *, precisions: list[Precision], arrivals: list[list[int]]
+) -> dict[str, Any]:
     """Follow what ``cycles_under_load`` wrote down, on memory that never moves."""
-    tape, digests, waiting = _Tape(engine, modes), {}, list(reversed(arrivals))
+    tape, digests, waiting = _Tape(engine, precisions), {}, list(reversed(arrivals))
     live: set[str] = set()
     while waiting or live:
-        while waiting and waiting[-1][0] == len(tape.modes):
+        while waiting and waiting[-1][0] == len(tape.steps):
             _, seed, tokens, max_tokens = waiting.pop()
             live.add(_start(engine, seed, tokens, max_tokens))
         for output in engine.step():
@@ -103,7 +110,7 @@ def shadow(engine: Engine, *, modes: list[str], arrivals: list[list[int]]) -> di
                 digests[output.request_id] = _digest(output)
                 live.discard(output.request_id)
     return {
-        "steps": len(tape.modes),
+        "steps": len(tape.steps),
         "digests": list(digests.values()),
         "preemptions": engine.preemptions(),
     }

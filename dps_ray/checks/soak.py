@@ -55,6 +55,8 @@ class Soak:
         As in ``DpsOptions``.
     rules
         The parts to build from; mutants replace one of them.
+    by_layer
+        Layers return one by one, as under ``return_by: layer``.
 
     Raises
     ------
@@ -62,13 +64,20 @@ class Soak:
         From any operation, when a byte or a book is not what it must be.
     """
 
-    def __init__(self, seed: int, binding: Binding = "fixed", rules: Rules | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        binding: Binding = "fixed",
+        rules: Rules | None = None,
+        by_layer: bool = False,
+    ) -> None:
         rules = rules or Rules()
         self.counts = Counter[str]()
         self.now_s = 0.0
         self._page = StatusPage.create(f"soak-{os.getpid()}-{next(_numbers)}")
         self.ranks = [
-            SoakRank(binding, rules, self._page.rank(index), seed + index) for index in range(RANKS)
+            SoakRank(binding, rules, self._page.rank(index), seed + index, by_layer)
+            for index in range(RANKS)
         ]
         self._reports = rules.reports(self._page, RANKS)
         shape = self._reports.geometry()
@@ -78,12 +87,13 @@ class Soak:
         self.pool = ElasticBlockPool.make_elastic(plain, shape.base_blocks, shape.blocks_per_unit)
         self.pool.__class__ = rules.pool
         self.pool.manager = self.manager = rules.manager(
-            rules.ledger(shape.units, shape.blocks_per_unit, binding=binding),
+            rules.ledger(shape.units, shape.blocks_per_unit, binding=binding, in_order=by_layer),
             SwitchLimits(1.0, 0.6, DWELL_S, 0.0),
             self,
             clock=lambda: self.now_s,
             retry=RetryLimits(attempts=1000, first_pause_s=0.0),
             max_moves=MAX_MOVES,
+            layers=self._reports.layers(),
         )
         self.pool.tables = lambda: (request.blocks for request in self.requests)
         self.pool.precision = BlockPrecision()
@@ -218,6 +228,7 @@ class Soak:
             if not late:
                 rank.driver.stream.synchronize()
         self.counts["full steps" if command.mode is Mode.FULL else "fast steps"] += 1
+        self.counts["fast steps with full layers"] += bool(command.full_layers)
         if not late:
             self._check_segments()
             self.manager.check_integrity()

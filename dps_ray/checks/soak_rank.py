@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from dps_ray.memory.arena import ResidualArena
 from dps_ray.memory.checksum import checksum64
 from dps_ray.memory.geometry import plan_geometry
 from dps_ray.memory.host_driver import HostDriver, HostExecutor
+from dps_ray.memory.layers import layers_of
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
 from dps_ray.modes import Mode
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dps_ray.checks.soak_rules import Rules
-    from dps_ray.engine.status_page import RankSection
+    from dps_ray.engine.rank_section import RankSection
     from dps_ray.memory.driver import Executor
     from dps_ray.memory.region import Binding
     from dps_ray.memory.restore import RestoreResult
@@ -130,10 +131,12 @@ class StepDone:
 class SoakRank:
     """Memory of one rank, and what every byte of it must be.
 
-    ``section`` receives the outcome of each restore; ``residual`` is the truth about the weights.
+    ``section`` receives the outcome of each restore and, ``by_layer``, where the layers lie.
     """
 
-    def __init__(self, binding: Binding, rules: Rules, section: RankSection, seed: int) -> None:
+    def __init__(
+        self, binding: Binding, rules: Rules, section: RankSection, seed: int, by_layer: bool
+    ) -> None:
         self.driver = SoakDriver()
         arena = ResidualArena(self.driver, 1 << 20)
         generator = torch.Generator().manual_seed(seed)
@@ -172,6 +175,9 @@ class SoakRank:
         section["elastic_blocks"] = self.geometry.elastic_blocks
         section["blocks_per_unit"] = self.geometry.blocks_per_unit
         section["units"] = self.geometry.num_units
+        section["unit_bytes"] = self.geometry.unit_bytes
+        if by_layer:
+            section.layer_bounds = [(layer.start, layer.end) for layer in layers_of(arena.entries)]
 
     def step(
         self,
@@ -195,7 +201,7 @@ class SoakRank:
         """
         self.memory.apply(command, self._last_step)
         done = self._last_step = StepDone()
-        self.driver.stream.push(lambda: self._run(command.mode, written, owned, expected, done))
+        self.driver.stream.push(lambda: self._run(command, written, owned, expected, done))
 
     def wait_restored(self) -> None:
         """Wait for every restore that was ordered."""
@@ -213,10 +219,11 @@ class SoakRank:
         if not np.array_equal(in_unit, truth):
             raise SoakError(f"residual segment {segment} is not in unit {unit}")
 
-    def check_layers(self) -> None:
-        """Assert that every layer reads the bytes it was loaded with."""
-        if not all(map(torch.equal, self._views, self._layers)):
-            raise SoakError("a layer differs from the model in full mode")
+    def check_layers(self, layers: Iterable[int], kind: str) -> None:
+        """Assert that layers read the bytes they were loaded with."""
+        for layer in layers:
+            if not torch.equal(self._views[layer], self._layers[layer]):
+                raise SoakError(f"layer {layer} differs from the model in a {kind} step")
 
     def abandon(self) -> None:
         """Tear down after something broke: what is still queued runs unchecked, to open fences."""
@@ -232,7 +239,7 @@ class SoakRank:
 
     def _run(
         self,
-        mode: Mode,
+        command: StepCommand,
         written: NDArray[np.intp],
         owned: NDArray[np.intp],
         expected: NDArray[np.uint64],
@@ -242,8 +249,9 @@ class SoakRank:
         if not self._checking:
             done.set()
             return
-        if mode is Mode.FULL:
-            self.check_layers()
+        if command.mode is Mode.FULL:
+            self.check_layers(range(len(self._layers)), "full")
+        self.check_layers(command.full_layers, "fast")
         self._kv[written] = expected[written, None]
         wrong = (self._kv[owned] != expected[owned, None]).any(axis=1)
         done.set()

@@ -4,7 +4,7 @@ The soak must fail with every one of these mutants: a rule whose absence goes un
 not needed or not tested.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vllm.v1.core.block_pool import BlockPool
@@ -17,6 +17,7 @@ from dps_ray.memory.driver import Fence
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.modes import Mode
 from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.policy import Pressure
 from dps_ray.scheduling.sum_manager import SumManager
 
 
@@ -123,6 +124,23 @@ class _ReusesEpochs(UnitLedger):
         return super().begin_restore(unit)
 
 
+class _KeepsLayersThatLoseTheirUnit(SumManager):
+    _kept = frozenset[int]()
+
+    def plan_step(self, pressure: Pressure) -> StepCommand:
+        command = super().plan_step(pressure)
+        if command.mode is Mode.FULL:
+            self._kept = frozenset()
+            return command
+        self._kept |= {*command.full_layers}
+        return replace(command, full_layers=tuple(sorted(self._kept)))
+
+
+class _TakesRestoringSegmentsForBack(UnitLedger):
+    def missing_segments(self) -> Iterator[int]:
+        yield from self._waiting
+
+
 # --- in the block pool ----------------------------------------------------------------------------
 
 
@@ -174,6 +192,8 @@ MUTANTS = {
     "a block that others hold does not move": Rules(pool=_MovesBlocksThatOthersHold),
     "every table learns a moved block's new id": Rules(pool=_MovesBlocksWithoutTheirTables),
     "full mode waits for the last segment": Rules(ledger=_CountsRestoringAsBacked),
+    "a layer is fast in the step that steals from it": Rules(manager=_KeepsLayersThatLoseTheirUnit),
+    "a layer is full once its bytes are verified": Rules(ledger=_TakesRestoringSegmentsForBack),
     "prefixes in a unit end with its restore": Rules(pool=_KeepsPrefixesOfRestoredUnits),
     "the ledger learns of every freed block": Rules(pool=_FreesWithoutTheLedger),
 }

@@ -27,13 +27,17 @@ class SoakOutcome:
 
 
 def run_soak(
-    operations: int, seed: int, binding: Binding = "fixed", rules: Rules | None = None
+    operations: int,
+    seed: int,
+    binding: Binding = "fixed",
+    rules: Rules | None = None,
+    by_layer: bool = True,
 ) -> SoakOutcome:
     """Run ``operations`` random operations, or as many as it takes to break an invariant."""
     rng = random.Random(seed)
     done = 0
     with _short_turns():
-        soak = Soak(seed, binding, rules)
+        soak = Soak(seed, binding, rules, by_layer)
         try:
             for done in range(1, operations + 1):
                 if done % 64 == 1:

@@ -22,9 +22,9 @@ class SoakMachine(RuleBasedStateMachine):
 
     parts: Rules | None = None
 
-    @initialize(binding=st.sampled_from(["fixed", "any"]))
-    def build(self, binding: Binding) -> None:
-        self.soak = Soak(0, binding, type(self).parts)
+    @initialize(binding=st.sampled_from(["fixed", "any"]), by_layer=st.booleans())
+    def build(self, binding: Binding, by_layer: bool) -> None:
+        self.soak = Soak(0, binding, type(self).parts, by_layer)
 
     @rule(topic=st.integers(0, TOPICS - 1), length=st.integers(0, LONGEST_PREFIX),
           room=st.integers(0, 6))  # fmt: skip

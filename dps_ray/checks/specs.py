@@ -11,6 +11,15 @@ MLA_BLOCK_TOKENS = 16
 """vLLM's CPU backend for latent attention knows this block size only."""
 EXACT: dict[str, Any] = {"kernel": "exact", "min_fast_dwell_s": 0.0}
 
+BY_LAYER: dict[str, Any] = {
+    **EXACT,
+    "return_by": "layer",
+    "restore_chunk_bytes": 4096,
+    "restore_max_inflation": 0.0,
+    "restore_floor_bytes_per_s": 16e6,
+}
+"""Restores as slow as a large model's: several steps pass while a tiny one comes back."""
+
 
 @dataclass(frozen=True)
 class EngineSpec:

@@ -1,0 +1,71 @@
+"""The part of ``check engine`` where layers return ahead of the others."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dps_ray.checks.move_check import Judge, Say
+from dps_ray.checks.process import run_engines
+from dps_ray.checks.rounded_model import round_layers
+from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec
+from dps_ray.report import Report
+
+CHOSEN: dict[str, tuple[tuple[int, ...], ...]] = {
+    "qwen3": ((0,), (0, 1, 2), (1, 3)),
+    "qwen3-moe": ((1, 3),),
+}
+"""Layers that run in full precision, by tiny model: as they return, and in no order."""
+
+
+def check_layers(folder: Path, chosen: Sequence[Sequence[int]]) -> Judge:
+    """Compare fast steps with full layers with plain vLLM on checkpoints rounded in the others.
+
+    A plain engine knows nothing of modes and bytes: what it computes from a checkpoint that holds
+    16-bit values in some layers and FP8 values in the others is what such a step must compute.
+    """
+    with tempfile.TemporaryDirectory(prefix="dps-rounded-") as scratch:
+        plain = [
+            _spec(round_layers(folder, Path(scratch, str(number)), layers))
+            for number, layers in enumerate(chosen)
+        ]
+        mixed = replace(
+            layer_spec(folder),
+            scenario="layers",
+            arguments={"chosen": [[], *chosen, []]},
+        )
+        runs = run_engines([mixed, *plain])
+
+    def judge(report: Report, say: Say) -> None:
+        before, *mixed, after = runs[0]["runs"]
+        report.check("layers: no layer is full before or after its step", _same(before, after))
+        for layers, ours, theirs in zip(chosen, mixed, runs[1:], strict=True):
+            name = f"layers {list(layers)} of {folder.name}"
+            report.check(f"{name}: full ones equal 16-bit, others FP8", _same(ours, theirs))
+            report.check(f"{name}: differ from fast mode", not _same(ours, before))
+            report.check(f"{name}: their tokens count as fast", ours["status"]["tokens_full"] == 0)
+        say(f"layers: {len(chosen)} choices of layers in {folder.name} compared")
+
+    return judge
+
+
+def layer_spec(folder: Path) -> EngineSpec:
+    """A static engine whose layers can be chosen."""
+    return replace(_spec(folder), dps={**EXACT, "pin": "fast", "lend": False, "return_by": "layer"})
+
+
+def _spec(folder: Path) -> EngineSpec:
+    return EngineSpec(
+        label=f"layers of {folder.name}",
+        model=str(folder),
+        kv_bytes=AMPLE_KV_BYTES,
+        max_model_len=512,
+        block_size=BLOCK_TOKENS,
+        # No prefix may outlive the choice of layers that computed it.
+        enable_prefix_caching=False,
+    )
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool(one["tokens"] == other["tokens"] and one["logprobs"] == other["logprobs"])
