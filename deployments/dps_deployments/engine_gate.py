@@ -34,6 +34,8 @@ class EngineGate:
     ) -> None:
         self._read_mode = read_mode
         self._read_options = read_options
+        self._waiting = 0
+        self._look: asyncio.Task[None] | None = None
 
     def guard(self, engine: Any, client: Any) -> None:
         """Put the gate before an engine of ``ray.serve.llm`` and its vLLM client."""
@@ -67,14 +69,29 @@ class EngineGate:
         return guarded
 
     async def _wait_for_full(self, asked_s: float | None) -> None:
+        if self._read_mode() is not Mode.FAST:
+            return
         options = self._read_options()
         limit_s = options.full_wait_s
         limit_s = limit_s if asked_s is None else min(asked_s, limit_s)
         started_s = time.monotonic()
+        # One looks for all who wait: a look costs a tenth of a millisecond.
+        if self._look is None or self._look.done() or self._look.cancelling():
+            self._look = asyncio.create_task(self._look_for_full())
+        look = self._look
+        self._waiting += 1
+        try:
+            done, _ = await asyncio.wait({look}, timeout=limit_s)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                look.cancel()
+        if not done:
+            raise precision_unavailable(time.monotonic() - started_s, options.min_retry_after_s)
+        look.result()
+
+    async def _look_for_full(self) -> None:
         while self._read_mode() is Mode.FAST:
-            waited_s = time.monotonic() - started_s
-            if waited_s >= limit_s:
-                raise precision_unavailable(waited_s, options.min_retry_after_s)
             await asyncio.sleep(POLL_PERIOD_S)
 
 

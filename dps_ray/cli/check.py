@@ -1,11 +1,17 @@
 """``dps-ray check``: proofs on real engines, seconds to minutes on tiny models."""
 
 import argparse
+import signal
 from pathlib import Path
 
+from dps_ray.checks.chaos.faults import Fault
+from dps_ray.checks.chaos.load import LoadOptions
+from dps_ray.checks.chaos_check import check_chaos
 from dps_ray.checks.engine_check import check_engine
 from dps_ray.checks.memory_check import check_memory
 from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.cli.positive import require_positive
+from dps_ray.config import DpsConfigError
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import TINY
 
@@ -57,6 +63,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     add_json_flag(memory)
     memory.set_defaults(run=run_memory)
+    chaos = what.add_parser(
+        "chaos", help="a real fleet under load, whose parts are killed one after the other"
+    )
+    chaos.add_argument(
+        "--duration-s",
+        type=float,
+        default=180.0,
+        help="least duration of the load, seconds; kills and their healing may take longer "
+        "(default: 180)",
+    )
+    chaos.add_argument(
+        "--fault",
+        action="append",
+        type=Fault,
+        choices=tuple(Fault),
+        help="part to kill; may be repeated, in order (default: each once)",
+    )
+    chaos.add_argument("--replicas", type=int, default=2, help="default: 2")
+    chaos.add_argument("--ranks", type=int, default=2, help="tensor-parallel ranks (default: 2)")
+    chaos.add_argument(
+        "--clients",
+        type=int,
+        default=LoadOptions().clients,
+        help=f"requests open at once in a wave (default: {LoadOptions().clients})",
+    )
+    chaos.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    add_json_flag(chaos)
+    chaos.set_defaults(run=run_chaos)
 
 
 def run_engine(args: argparse.Namespace) -> int:
@@ -78,6 +112,26 @@ def run_memory(args: argparse.Namespace) -> int:
         operations=args.operations,
         histories=args.histories,
         seed=args.seed,
+        say=lambda text: say(args, text),
+    )
+    return finish(args, report)
+
+
+def run_chaos(args: argparse.Namespace) -> int:
+    """Hurt a fleet; exit status 0 only when its clients lost nothing they must not lose."""
+    require_positive(args, "replicas", "ranks", "clients", "duration_s")
+    # It must end by the normal way out too, which stops the fleet.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    faults = args.fault or [f for f in Fault if f is not Fault.RANK or args.ranks > 1]
+    if Fault.RANK in faults and args.ranks < 2:
+        raise DpsConfigError("--fault rank needs --ranks 2 or more: one rank has no process")
+    report = check_chaos(
+        cache_root(),
+        faults,
+        duration_s=args.duration_s,
+        replicas=args.replicas,
+        ranks=args.ranks,
+        load=LoadOptions(clients=args.clients, seed=args.seed),
         say=lambda text: say(args, text),
     )
     return finish(args, report)

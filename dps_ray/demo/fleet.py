@@ -182,6 +182,8 @@ def _start(module: list[str], folder: Path, log: Path) -> subprocess.Popen[bytes
         "RAY_TMPDIR": str(folder),
         # Without an explicit mode Ray picks up a token that other clusters may have left.
         "RAY_AUTH_MODE": "disabled",
+        # A dead HTTP proxy is replaced after three failed checks: half a minute by default.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "PYTHONUNBUFFERED": "1",
     }
     with log.open("wb") as output:

@@ -15,6 +15,7 @@ import mmap
 import os
 import time
 import uuid
+from collections.abc import Collection
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -203,6 +204,17 @@ def remove_orphans() -> None:
             continue
         if len(header) == 2 and header[1] == _pid_namespace() and not _alive(int(header[0])):
             path.unlink(missing_ok=True)
+
+
+def keys_owned_by(processes: Collection[int]) -> set[str]:
+    """Keys of the pages whose owners are among these processes."""
+    keys = set()
+    for path in _FOLDER.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):
+            header = np.fromfile(path, dtype=np.float64, count=2)
+            if len(header) == 2 and int(header[0]) in processes:
+                keys.add(path.name.removeprefix(_PREFIX))
+    return keys
 
 
 def _path(key: str) -> Path:

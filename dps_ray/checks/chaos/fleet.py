@@ -1,0 +1,75 @@
+"""The fleet that is hurt: tiny elastic engines, two ranks each, behind the real Serve stack."""
+
+from dps_ray.demo.serve_config import BUILDER, FleetConfig
+
+MODEL = "tiny"
+BASE_KV_BYTES = 8 * 65536
+"""Eight blocks of 32 tokens: a wave of requests asks for several times as much."""
+
+
+def chaos_config(replicas: int, ranks: int) -> FleetConfig:
+    """Serve configuration of the fleet.
+
+    Parameters
+    ----------
+    replicas
+        Number of replicas.
+    ranks
+        Tensor-parallel ranks of each.
+    """
+    controller = {
+        "name": "dps-controller",
+        "route_prefix": "/dps",
+        "import_path": "dps_deployments.app:build_controller",
+    }
+    llm_config = {
+        "model_loading_config": {"model_id": MODEL, "model_source": ""},
+        "accelerator_config": {"kind": "cpu"},
+        "placement_group_config": {"bundles": [{"CPU": 1}]},
+        "runtime_env": {
+            "env_vars": {
+                "OMP_NUM_THREADS": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "HF_HUB_OFFLINE": "1",
+            }
+        },
+        "engine_kwargs": {
+            "enforce_eager": True,
+            "max_model_len": 256,
+            "max_num_seqs": 16,
+            "block_size": 32,
+            "tensor_parallel_size": ranks,
+            "kv_cache_memory_bytes": BASE_KV_BYTES // ranks,
+            "quantization": "dps",
+            "additional_config": {"dps": {"min_fast_dwell_s": 0.0}},
+        },
+        "deployment_config": {
+            "num_replicas": replicas,
+            "max_ongoing_requests": 64,
+            "ray_actor_options": {"num_cpus": 0},
+            "health_check_period_s": 1,
+            "health_check_timeout_s": 30,
+            "graceful_shutdown_timeout_s": 20,
+        },
+    }
+    fleet = {
+        "name": "llm",
+        "route_prefix": "/",
+        "import_path": BUILDER,
+        "args": {
+            "ingress": {
+                "num_replicas": 1,
+                "max_ongoing_requests": 256,
+                "ray_actor_options": {"num_cpus": 0},
+            },
+            "llm_config": llm_config,
+        },
+    }
+    return FleetConfig(
+        {
+            "proxy_location": "HeadOnly",
+            "http_options": {"host": "127.0.0.1", "port": 8000, "request_timeout_s": 120},
+            "logging_config": {"enable_access_log": False},
+            "applications": [controller, fleet],
+        }
+    )

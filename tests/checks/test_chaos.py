@@ -1,0 +1,191 @@
+"""The chaos check's own judgement: how requests ended, whose fault it was, what is a failure."""
+
+import asyncio
+
+import pytest
+
+from dps_ray.checks.chaos.faults import Fault, Kill, titled
+from dps_ray.checks.chaos.load import Ending, Load, LoadOptions, Record
+from dps_ray.checks.chaos.verdict import Aftermath, judge, share_out
+from dps_ray.checks.chaos.watch import Restores, sight_of
+from dps_ray.report import Report
+
+CHUNK = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
+ERROR = b'data: {"error":{"message":"the replica died"}}\n\n'
+DONE = b"data: [DONE]\n\n"
+WHOLE = b'{"usage":{"completion_tokens":3}}'
+HEADER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+
+
+def ended(*answers: bytes | None, stream: bool, hold: bool = False) -> Record:
+    """How a request ends whose connections are answered with these bytes, in turn, and closed."""
+
+    async def run() -> Record:
+        left = list(answers)
+        records: list[Record] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            answer = left.pop(0) if len(left) > 1 else left[0]
+            if answer is not None:
+                writer.write(answer)
+                await writer.drain()
+            if hold:
+                await asyncio.sleep(5.0)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        options = LoadOptions(
+            clients=1,
+            deadline_s=1.0,
+            output_tokens=(3, 3),
+            stream_share=float(stream),
+        )
+        load = Load(f"http://{host}:{port}", "model", options)
+        async with load.running():
+            while not load.records:
+                await asyncio.sleep(0.01)
+        records = load.records
+        server.close()
+        return records[0]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answer", "ending"),
+    [
+        (HEADER + 3 * CHUNK + DONE, Ending.OK),
+        (HEADER + DONE, Ending.LOST),
+        (HEADER + CHUNK, Ending.CUT),
+        (HEADER + CHUNK + ERROR + DONE, Ending.ERROR),
+        (HEADER + ERROR + DONE, Ending.LOST),
+        (REFUSAL, Ending.LOST),
+    ],
+)
+def test_end_of_a_stream_is_told_apart(answer: bytes, ending: Ending) -> None:
+    assert ended(answer, stream=True).ending is ending
+
+
+def test_answer_with_fewer_tokens_than_asked_for_is_lost() -> None:
+    assert ended(HEADER + WHOLE, stream=False).ending is Ending.OK
+    short = WHOLE.replace(b"3", b"2")
+    assert ended(HEADER + short, stream=False).ending is Ending.LOST
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_connection_that_breaks_before_any_byte_is_tried_again(stream: bool) -> None:
+    answer = HEADER + (3 * CHUNK + DONE if stream else WHOLE)
+    record = ended(None, answer, stream=stream)
+    assert (record.ending, record.resent) == (Ending.OK, 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_request_without_an_end_is_hung_at_its_deadline(stream: bool) -> None:
+    record = ended(HEADER + CHUNK, stream=stream, hold=True)
+    assert record.ending is Ending.HUNG
+    assert record.ended_s - record.started_s == pytest.approx(1.0, abs=0.5)
+
+
+def test_replica_is_out_of_routing_when_no_router_offers_it_or_it_is_known_dead() -> None:
+    def entry(name: str, standing: str) -> dict[str, object]:
+        return {"replica_id": name, "standing": standing}
+
+    status = {
+        "replicas": [
+            entry("a", "live"),
+            entry("b", "dead"),
+            entry("c", "live"),
+            entry("d", "cold"),
+        ],
+        "routers": [{"offered": ["a", "b"]}, {"offered": ["a", "d"]}],
+        "listening_routers": 2,
+    }
+    sight = sight_of(status, 0.0)
+    assert sight.serving == {"a"}
+    assert sight.routable == {"a", "d"}
+
+
+@pytest.mark.parametrize(
+    ("title", "fault"),
+    [
+        ("ray::ServeReplica:llm:DpsLLMServer:tiny.handle_request_with_rejection", Fault.REPLICA),
+        ("VLLM::EngineCore", Fault.ENGINE),
+        ("VLLM::Worker_TP1", Fault.RANK),
+        ("ray::ServeReplica:dps-controller:FleetController", Fault.CONTROLLER),
+        ("ray::ProxyActor", Fault.PROXY),
+        ("ray::HAProxyManager", Fault.PROXY),
+        ("VLLM::Worker_TP0", None),
+        ("ray::ServeReplica:llm:DpsIngress", None),
+    ],
+)
+def test_processes_are_known_by_their_titles(title: str, fault: Fault | None) -> None:
+    assert [each for each in Fault if titled(each, title)] == ([fault] if fault else [])
+
+
+def record(ended_s: float, ending: Ending = Ending.OK, resent: int = 0) -> Record:
+    return Record(
+        stream=True, wanted_tokens=1, started_s=0.0, ended_s=ended_s, ending=ending, resent=resent
+    )
+
+
+def judged(fault: Fault, *records: Record, **changes: object) -> list[str]:
+    """Names of the checks that fail when this followed a kill at second 10."""
+    aftermath = Aftermath(Kill(fault, 1, 10.0), out_of_routing_s=0.2, full_strength_s=5.0)
+    restores = Restores(most_at_once=1, most_permitted=1, returns=3)
+    left_behind: list[str] = []
+    for name, value in changes.items():
+        if name == "left_behind":
+            left_behind = [str(value)]
+        else:
+            setattr(restores if hasattr(restores, name) else aftermath, name, value)
+    before = share_out([record(1.0), *records], [aftermath])
+    report = Report("check chaos")
+    judge(report, [aftermath], before, restores, left_behind=left_behind, lease_limit=1)
+    return [name for name, passed in report.checks.items() if not passed]
+
+
+def test_requests_answered_by_others_and_streams_that_end_with_an_error_are_no_failure() -> None:
+    assert judged(Fault.ENGINE, record(11.0), record(12.0, Ending.ERROR)) == []
+
+
+@pytest.mark.parametrize("ending", [Ending.LOST, Ending.HUNG, Ending.CUT])
+def test_requests_that_were_let_down_are_a_failure(ending: Ending) -> None:
+    assert len(judged(Fault.REPLICA, record(11.0, ending))) == 1
+
+
+def test_only_a_dead_proxy_may_break_connections() -> None:
+    assert judged(Fault.PROXY, record(11.0, resent=2), record(12.0, Ending.CUT)) == []
+    assert judged(Fault.RANK, record(11.0, resent=2)) == ["rank: no connection broke"]
+
+
+def test_a_dead_controller_costs_nothing_at_all() -> None:
+    assert judged(Fault.CONTROLLER, record(11.0, Ending.ERROR)) == [
+        "controller: every request was answered"
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"out_of_routing_s": 1.5},
+        {"out_of_routing_s": None},
+        {"full_strength_s": None},
+        {"most_permitted": 2},
+        {"most_at_once": 2},
+        {"returns": 0},
+        {"left_behind": "VLLM::EngineCore"},
+    ],
+)
+def test_each_promise_of_the_fleet_is_checked(change: dict[str, object]) -> None:
+    assert len(judged(Fault.REPLICA, record(11.0), **change)) == 1
+
+
+def test_failure_before_the_first_kill_is_not_blamed_on_it() -> None:
+    assert judged(Fault.ENGINE, record(5.0, Ending.LOST), record(11.0)) == [
+        "before the first kill every request was answered"
+    ]
