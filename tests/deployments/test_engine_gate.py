@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dps_deployments.engine_gate import EngineGate
+from dps_deployments.engine_gate import POLL_PERIOD_S, EngineGate
 from dps_deployments.origins import observed, tell_origins
 from dps_deployments.refusals import (
     BadRequestError,
@@ -221,6 +221,40 @@ def test_client_cannot_ask_for_a_longer_wait_than_the_operator_allows() -> None:
     engine = gate(mode=Mode.FAST, options=AdmissionOptions(full_wait_s=0.0))
     with pytest.raises(PrecisionUnavailableError):
         collect(engine, request(stream=False), info(X_DPS_Precision="full", X_DPS_Wait_S="60"))
+
+
+def test_waiting_requests_share_one_look_and_each_keeps_its_own_patience() -> None:
+    mode, looks = Mode.FAST, 0
+
+    def read_mode() -> Mode:
+        nonlocal looks
+        looks += 1
+        return mode
+
+    client = Client(None)
+    engine = Engine(client)
+    EngineGate(read_mode, AdmissionOptions).guard(engine, client)
+
+    async def ask(wait_s: float) -> bool:
+        headers = info(X_DPS_Precision="full", X_DPS_Wait_S=str(wait_s))
+        try:
+            async for _ in engine.completions(request(stream=False), headers):
+                pass
+        except PrecisionUnavailableError:
+            return False
+        return True
+
+    async def run() -> list[bool]:
+        nonlocal mode
+        impatient = await asyncio.gather(*(ask(0.1) for _ in range(50)))
+        # The look of those before ends while this one begins to wait.
+        patient = [asyncio.create_task(ask(10.0)) for _ in range(50)]
+        await asyncio.sleep(0.2)
+        mode = Mode.FULL
+        return [*impatient, *await asyncio.gather(*patient)]
+
+    assert asyncio.run(run()) == [False] * 50 + [True] * 50
+    assert looks <= 100 + 0.3 / POLL_PERIOD_S + 10
 
 
 def test_requests_that_overlap_keep_their_origins_apart() -> None:
