@@ -94,8 +94,13 @@ class DpsOptions(BaseModel):
     precision floor ``full`` never reuses them, whatever is chosen here."""
 
     compaction_blocks_per_step: Annotated[int, Field(ge=0)] = 16
-    """Live KV blocks that one step may move from lent units to base memory, so that a long request
+    """KV blocks that one step may move from lent units to base memory, so that a long request
     cannot hold the replica in fast mode. 0: never move blocks."""
+
+    save_prefixes: bool = True
+    """Whether cached prefixes that stand in a unit move to base memory, in place of ones used less
+    recently, before the unit goes back to the weights. They share the step's budget above with
+    live blocks, which come first."""
 
     restore_chunk_bytes: Annotated[int, Field(ge=4096)] = 4 << 20
     """Bytes copied between two looks at cancellation and pacing (the paper's 4 MiB)."""

@@ -53,6 +53,8 @@ class EngineStatus:
     """Restores that some rank could not complete; each is tried again, within limits."""
     blocks_moved: int
     """Live KV blocks moved out of lent units, so that those could be restored."""
+    prefixes_saved: int
+    """Cached prefix blocks moved out of units before those were restored."""
     backup_bytes: int
     """Host memory that the ranks' residual backups take, bytes; pinned for a GPU."""
     last_restore_s: float | None

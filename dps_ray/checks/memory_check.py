@@ -78,6 +78,7 @@ def _judge_soak(
     for happened in (
         "units lent",
         "blocks moved",
+        "prefixes saved",
         "restores completed",
         "restores cancelled",
         "restores failed",

@@ -8,7 +8,7 @@ counts as restored.
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Self
 
@@ -94,6 +94,7 @@ class Soak:
             retry=RetryLimits(attempts=1000, first_pause_s=0.0),
             max_moves=MAX_MOVES,
             layers=self._reports.layers(),
+            save_prefixes=True,
         )
         self.pool.tables = lambda: (request.blocks for request in self.requests)
         self.pool.precision = BlockPrecision()
@@ -121,11 +122,20 @@ class Soak:
     def free_base_blocks(self) -> int:
         return self.pool.free_base_blocks
 
-    def move_to_base(self, unit: int, count: int) -> Sequence[BlockMove]:
-        moves = self.pool.move_to_base(unit, count)
+    def move_to_base(self, unit: int, limit: int) -> Sequence[BlockMove]:
+        moves = self.pool.move_to_base(unit, limit)
+        self._follow(moves)
+        return moves
+
+    def save_prefixes(self, units: Sequence[int], limit: int) -> Mapping[int, Sequence[BlockMove]]:
+        moves = self.pool.save_prefixes(units, limit)
+        for of_unit in moves.values():
+            self._follow(of_unit)
+        return moves
+
+    def _follow(self, moves: Sequence[BlockMove]) -> None:
         for move in moves:
             self._content[move.target] = self._content[move.source]
-        return moves
 
     # --- what vLLM's KV cache manager does -------------------------------------------------------
 

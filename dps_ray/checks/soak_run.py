@@ -53,6 +53,7 @@ def run_soak(
     for name in (
         "units_lent",
         "blocks_moved",
+        "prefixes_saved",
         "restores_started",
         "restores_completed",
         "restores_cancelled",

@@ -1,10 +1,12 @@
 """vLLM's block pool with an elastic tail: base first, then KV units, then lent weight memory."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
+    BlockHashWithGroupId,
     FreeKVCacheBlockQueue,
     KVCacheBlock,
     make_block_hash_with_group_id,
@@ -31,6 +33,8 @@ class ElasticBlockPool(BlockPool):
     precision: BlockPrecision
     full_prefixes_only = False
     """While set, a cached prefix is found only where full precision stands behind it."""
+    recompute_fast_prefixes = False
+    """Full mode never reuses what fast mode cached, so that it is not worth saving."""
     tables: Callable[[], Iterable[list[KVCacheBlock]]]
     """The lists in which requests hold their blocks, as they are now."""
 
@@ -51,6 +55,8 @@ class ElasticBlockPool(BlockPool):
             pool.free_block_queue.remove(block)
         units = len(elastic) // blocks_per_unit
         pool._unit_queues = [FreeKVCacheBlockQueue([]) for _ in range(units)]
+        pool._turns = count(1)
+        pool._freed_at = [0] * len(pool.blocks)
         return pool
 
     # --- the SUM manager's view --------------------------------------------------------------
@@ -69,7 +75,7 @@ class ElasticBlockPool(BlockPool):
     def free_base_blocks(self) -> int:
         return self.free_block_queue.num_free_blocks
 
-    def move_to_base(self, unit: int, count: int) -> Sequence[BlockMove]:
+    def move_to_base(self, unit: int, limit: int) -> Sequence[BlockMove]:
         """Give live blocks of ``unit`` new homes in base memory, and tell whoever names them.
 
         A block moves only when the tables account for every reference to it: nobody else (a
@@ -78,7 +84,7 @@ class ElasticBlockPool(BlockPool):
         live = [block for block in self._blocks_of(unit) if block.ref_cnt]
         places = self._places_of(live)
         movable = [block for block in live if len(places[block.block_id]) == block.ref_cnt]
-        moved = movable[: min(count, self.free_base_blocks)]
+        moved = movable[: min(limit, self.free_base_blocks)]
         if not moved:
             return ()
         targets = super().get_new_blocks(len(moved))
@@ -94,6 +100,36 @@ class ElasticBlockPool(BlockPool):
             BlockMove(source.block_id, target.block_id)
             for source, target in zip(moved, targets, strict=True)
         ]
+
+    def save_prefixes(self, units: Sequence[int], limit: int) -> Mapping[int, Sequence[BlockMove]]:
+        """Move cached prefixes of free blocks to base memory, in place of those freed earlier.
+
+        A prefix that base memory caches as well stays behind, and so does one that full mode will
+        not reuse.
+        """
+        cached = [
+            block
+            for unit in units
+            for block in self._unit_queues[unit].get_all_free_blocks()
+            if self._worth_saving(block)
+        ]
+        cached.sort(key=lambda block: self._freed_at[block.block_id], reverse=True)
+        targets: list[KVCacheBlock] = []
+        # Taken ones are held until all are chosen: no block may be the target of two moves.
+        for source in cached[:limit]:
+            if not self._outlives_a_base_block(source):
+                break
+            targets += super().get_new_blocks(1)
+        moves: dict[int, list[BlockMove]] = {}
+        for source, target in reversed(list(zip(cached, targets, strict=False))):
+            self.move_block_hashes(source, target)
+            self.precision.moved(source.block_id, target.block_id)
+            moves.setdefault(self._unit_of(source), []).append(
+                BlockMove(source.block_id, target.block_id)
+            )
+            self.free_blocks([target])
+            self._freed_at[target.block_id] = self._freed_at[source.block_id]
+        return moves
 
     # --- counting ----------------------------------------------------------------------------
 
@@ -139,9 +175,7 @@ class ElasticBlockPool(BlockPool):
         found = []
         for group in kv_cache_group_ids:
             key = make_block_hash_with_group_id(block_hash, group)
-            # The same prefix may be cached twice: as fast mode wrote it, and recomputed since.
-            cached = self.cached_block_hash_to_block._cache.get(key, {})
-            twins = cached.values() if isinstance(cached, dict) else [cached]
+            twins = self._cached_under(key)
             block = next((twin for twin in twins if self.precision.is_full(twin.block_id)), None)
             if block is None:
                 return None
@@ -166,6 +200,8 @@ class ElasticBlockPool(BlockPool):
         ordered = list(ordered_blocks)
         super().free_blocks(block for block in ordered if not self._is_elastic(block))
         for block in ordered:
+            self._freed_at[block.block_id] = next(self._turns)
+        for block in ordered:
             if not self._is_elastic(block):
                 continue
             block.ref_cnt -= 1
@@ -182,20 +218,46 @@ class ElasticBlockPool(BlockPool):
 
     _blocks_per_unit: int
     _unit_queues: list[FreeKVCacheBlockQueue]
+    _turns: Iterator[int]
+    _freed_at: list[int]
+    """When each block was last given back, in turns."""
 
     def _take_from_unit(self, wanted: int, taken: list[KVCacheBlock]) -> int:
         unit = self.manager.ledger.pick_unit()
         assert unit is not None, "lend_for promised enough free blocks"
-        count = min(wanted, self._unit_queues[unit].num_free_blocks)
-        self.manager.ledger.allocate(unit, count)
-        for block in self._unit_queues[unit].popleft_n(count):
+        here = min(wanted, self._unit_queues[unit].num_free_blocks)
+        self.manager.ledger.allocate(unit, here)
+        for block in self._unit_queues[unit].popleft_n(here):
             if self.enable_caching:
                 self._maybe_evict_cached_block(block)
             block.ref_cnt += 1
             if self.metrics_collector:
                 self.metrics_collector.on_block_allocated(block)
             taken.append(block)
-        return count
+        return here
+
+    def _worth_saving(self, block: KVCacheBlock) -> bool:
+        if block.block_hash is None:
+            return False
+        if self.recompute_fast_prefixes and not self.precision.is_full(block.block_id):
+            return False
+        twins = self._cached_under(block.block_hash)
+        return all(self._is_elastic(twin) for twin in twins)
+
+    def _outlives_a_base_block(self, block: KVCacheBlock) -> bool:
+        """Whether the base block that is used next was freed before ``block``, or is blank."""
+        if not self.free_block_queue.num_free_blocks:
+            return False
+        oldest = self.free_block_queue.fake_free_list_head.next_free_block
+        assert oldest is not None
+        return oldest.block_hash is None or (
+            self._freed_at[oldest.block_id] < self._freed_at[block.block_id]
+        )
+
+    def _cached_under(self, key: BlockHashWithGroupId) -> Iterable[KVCacheBlock]:
+        """All blocks that cache one prefix: as fast mode wrote it, and recomputed since."""
+        cached = self.cached_block_hash_to_block._cache.get(key, {})
+        return cached.values() if isinstance(cached, dict) else [cached]
 
     def _places_of(
         self, blocks: Sequence[KVCacheBlock]

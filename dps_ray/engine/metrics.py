@@ -40,6 +40,7 @@ COUNTERS = {
     "restores_failed": "Restores that some rank could not complete",
     "preemptions": "Requests preempted",
     "blocks_moved": "Live KV blocks moved out of lent units",
+    "prefixes_saved": "Cached prefix blocks moved out of units before these were restored",
 }
 
 

@@ -68,6 +68,7 @@ class StatusPublisher:
                 restores_cancelled=counters.restores_cancelled,
                 restores_failed=counters.restores_failed,
                 blocks_moved=counters.blocks_moved,
+                prefixes_saved=counters.prefixes_saved,
                 backup_bytes=int(self._ranks.total("backup_bytes")),
                 last_restore_s=counters.last_restore_s,
                 fault=manager.fault,

@@ -81,12 +81,14 @@ class ElasticScheduling(_Mixin):
             pin=options.pin,
             max_moves=options.compaction_blocks_per_step,
             layers=self._ranks.layers(),
+            save_prefixes=options.save_prefixes and pool.enable_caching,
         )
         self._gave_up = False
         self._ending = False
         pool.tables = self._block_tables
         pool.precision = BlockPrecision()
         self._recompute_fast_prefixes = options.reuse_fast_prefixes == "recompute"
+        pool.recompute_fast_prefixes = self._recompute_fast_prefixes
         self._find_prefix = self.kv_cache_manager.get_computed_blocks
         self.kv_cache_manager.get_computed_blocks = self._find_prefix_in_precision
         self._pool = pool

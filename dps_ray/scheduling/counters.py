@@ -14,6 +14,8 @@ class Counters:
     units_lent: int = 0
     blocks_moved: int = 0
     """Live KV blocks moved to base memory so that their units could be restored."""
+    prefixes_saved: int = 0
+    """Cached prefix blocks moved to base memory before their units were restored."""
     restores_started: int = 0
     restores_completed: int = 0
     restores_cancelled: int = 0

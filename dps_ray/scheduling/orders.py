@@ -31,7 +31,7 @@ class PendingOrders:
         self.zero.append(task.unit)
 
     def moved(self, unit: int, moves: Sequence[BlockMove]) -> None:
-        """Order the copies that move live blocks out of ``unit``."""
+        """Order the copies that move blocks out of ``unit``."""
         self.move += moves
         self.emptied.add(unit)
 

@@ -51,10 +51,12 @@ class SumManager:
     retry
         Bounds on retries after a failed restore.
     max_moves
-        Live KV blocks that one step may move out of lent units; 0 turns compaction off.
+        KV blocks that one step may move out of lent units; 0 turns compaction off.
     layers
         Where each layer's residual lies, for layers that return one by one; ``None``: full
         precision returns to all layers at once.
+    save_prefixes
+        Move cached prefixes out of units before those are restored, not only live blocks.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class SumManager:
         retry: RetryLimits | None = None,
         max_moves: int = 0,
         layers: LayerSegments | None = None,
+        save_prefixes: bool = False,
     ) -> None:
         self.ledger = ledger
         self.counters = Counters()
@@ -90,6 +93,7 @@ class SumManager:
         self._wants_restore = False
         self._max_moves = max_moves
         self.layers = LayerReturn(layers, ledger)
+        self._save_prefixes = save_prefixes
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -215,12 +219,17 @@ class SumManager:
 
     @property
     def may_compact(self) -> bool:
-        """Whether ``compact`` could have anything to do: lent units hold live blocks."""
-        live = self.ledger.count(UnitState.AVAIL) + self.ledger.count(UnitState.FULL)
-        return bool(self._max_moves and live)
+        """Whether ``compact`` could have anything to do: lent units hold blocks worth moving."""
+        lent = self.ledger.count(UnitState.AVAIL) + self.ledger.count(UnitState.FULL)
+        if self._save_prefixes:
+            lent += self.ledger.count(UnitState.FREE)
+        return bool(self._max_moves and lent)
 
     def compact(self, pressure: Pressure) -> None:
-        """Move live blocks out of the emptiest units, once the policy would restore those.
+        """Move blocks out of units, once the policy would restore those.
+
+        Live blocks of the emptiest units come first. What is left of the step's budget saves
+        cached prefixes of free units, which their restore would wipe.
 
         Parameters
         ----------
@@ -229,12 +238,19 @@ class SumManager:
         """
         if not self._may_restore(pressure, self._clock()):
             return
-        room = self._blocks.free_base_blocks
-        for unit, count in plan_moves(self.ledger.live_blocks(), room, self._max_moves):
+        room, budget = self._blocks.free_base_blocks, self._max_moves
+        for unit, count in plan_moves(self.ledger.live_blocks(), room, budget):
             moves = self._blocks.move_to_base(unit, count)
             if moves:
+                budget -= len(moves)
                 self._orders.moved(unit, moves)
                 self.counters.blocks_moved += len(moves)
+        if not self._save_prefixes or not self._permits.restore:
+            return
+        saved = self._blocks.save_prefixes(self.ledger.restorable_units(), budget)
+        for unit, moves in saved.items():
+            self._orders.moved(unit, moves)
+            self.counters.prefixes_saved += len(moves)
 
     def plan_step(self, pressure: Pressure) -> StepCommand:
         """Close the step's allocation: start restores, fix the mode, hand out pending orders.

@@ -1,6 +1,6 @@
 """What the SUM manager asks of the engine's block pool."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from dps_ray.commands import BlockMove
@@ -26,9 +26,20 @@ class UnitBlocks(Protocol):
     def free_base_blocks(self) -> int:
         """Free KV blocks outside the units."""
 
-    def move_to_base(self, unit: int, count: int) -> Sequence[BlockMove]:
-        """Give up to ``count`` live blocks of ``unit`` new ids in base memory.
+    def move_to_base(self, unit: int, limit: int) -> Sequence[BlockMove]:
+        """Give up to ``limit`` live blocks of ``unit`` new ids in base memory.
 
         Requests and prefix-cache entries follow; the blocks left behind are free and released in
         the ledger. Blocks that something else than a request holds stay.
+        """
+
+    def save_prefixes(self, units: Sequence[int], limit: int) -> Mapping[int, Sequence[BlockMove]]:
+        """Move up to ``limit`` cached prefix blocks out of ``units``, none of them live.
+
+        Each takes the place of a base block that was used less recently. The newest move first.
+
+        Returns
+        -------
+        dict of int to moves
+            Moves by the unit they leave; units that nothing leaves are not in it.
         """

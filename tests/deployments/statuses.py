@@ -33,6 +33,7 @@ IDLE = EngineStatus(
     restores_cancelled=0,
     restores_failed=0,
     blocks_moved=0,
+    prefixes_saved=0,
     backup_bytes=0,
     last_restore_s=None,
     fault=None,

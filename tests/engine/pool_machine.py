@@ -52,8 +52,9 @@ class PoolMachine(RuleBasedStateMachine):
         binding=st.sampled_from(["fixed", "any"]),
         full_dwell_s=st.sampled_from([0.0, DWELL_S]),
         caching=st.sampled_from([True, True, True, False]),
+        save_prefixes=st.booleans(),
     )
-    def build(self, binding: str, full_dwell_s: float, caching: bool) -> None:
+    def build(self, binding: str, full_dwell_s: float, caching: bool, save_prefixes: bool) -> None:
         self.now_s = 0.0
         self.caching = caching
         plain = BlockPool(TOTAL_BLOCKS, enable_caching=caching, hash_block_size=BLOCK_TOKENS)
@@ -66,6 +67,7 @@ class PoolMachine(RuleBasedStateMachine):
             clock=lambda: self.now_s,
             retry=RetryLimits(attempts=10, first_pause_s=0.1),
             max_moves=2,
+            save_prefixes=save_prefixes,
         )
         self.pool.tables = lambda: self.requests
         self.pool.precision = BlockPrecision()
@@ -186,11 +188,14 @@ class PoolMachine(RuleBasedStateMachine):
         lengths = [len(request) for request in self.requests]
         if not self.manager.may_compact:
             return
+        ordered = len(self.manager._orders.move)
         self.manager.compact(Pressure(len(self.held), BASE_BLOCKS - 1))
-        for move in self.manager._orders.move:
+        moves = self.manager._orders.move[ordered:]
+        for move in moves:
+            self.contents[move.target] = self.contents[move.source]
             if move.source in before:
-                self.contents[move.target] = self.contents[move.source]
                 assert self.pool.blocks[move.target].block_hash == before[move.source]
+        assert len({move.target for move in moves}) == len(moves), "two moves to one block"
         assert [len(request) for request in self.requests] == lengths
 
     @rule()

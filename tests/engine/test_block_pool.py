@@ -5,17 +5,22 @@ the test proves nothing.
 """
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from vllm import SamplingParams
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
 
 from dps_ray.engine.block_pool import ElasticBlockPool
+from dps_ray.modes import Mode
+from dps_ray.scheduling.block_precision import Written
 from dps_ray.scheduling.states import LedgerError
 
-from .pool_machine import PoolMachine
+from .pool_machine import BASE_BLOCKS, BLOCK_TOKENS, DWELL_S, PoolMachine, hasher
 
 TestElasticBlockPool = PoolMachine.TestCase
 TestElasticBlockPool.settings = settings(
@@ -87,3 +92,56 @@ def test_machine_catches_a_pool_that(mutant: type[ElasticBlockPool]) -> None:
                 suppress_health_check=list(HealthCheck),
             ),
         )
+
+
+class SmallPool(PoolMachine):
+    """The machine's pool, driven by hand: prompts of a topic share their prefix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.build(binding="fixed", full_dwell_s=0.0, caching=True, save_prefixes=True)
+
+    def play(self, topic: int, length: int) -> None:
+        self.serve(topic, length, 0)
+        self.pool.free_blocks(reversed(self.requests.pop()))
+
+    def cached(self, topic: int) -> list[int]:
+        """Ids of the blocks that cache a topic, one after the other until the first miss."""
+        request = Request(
+            f"r{next(self.names)}", [topic] * 16 * BLOCK_TOKENS, SamplingParams(), None,
+            block_hasher=hasher,
+        )  # fmt: skip
+        hits = (self.pool.get_cached_block(block_hash, [0]) for block_hash in request.block_hashes)
+        return [hit[0].block_id for hit in takewhile(bool, hits) if hit]
+
+    def return_to_full(self) -> None:
+        while not self.manager.ledger.fully_backed:
+            self.step(DWELL_S)
+            for task in self.manager.ledger.open_restores:
+                self.manager.on_restored(task.unit, task.epoch)
+
+
+def test_the_newest_prefixes_survive_the_return_in_place_of_the_oldest() -> None:
+    small = SmallPool()
+    small.play(topic=0, length=5)
+    small.requests.append(small.take(1))
+    small.play(topic=1, length=8)
+    small.pool.free_blocks(reversed(small.requests.pop()))
+    assert any(block >= BASE_BLOCKS for block in small.cached(1))
+    small.return_to_full()
+    assert len(small.cached(1)) >= 4
+    assert all(block < BASE_BLOCKS for block in small.cached(1))
+    assert small.cached(0) == []
+    assert small.manager.counters.prefixes_saved > 0
+    small.every_block_is_in_one_place()
+    small.cached_prefixes_are_where_the_pool_says()
+
+
+def test_full_mode_that_recomputes_fast_prefixes_saves_none_of_them() -> None:
+    small = SmallPool()
+    small.pool.recompute_fast_prefixes = True
+    small.serve(1, 8, 0)
+    small.pool.precision.note_step(Mode.FAST, [Written(sorted(small.held), None)])
+    small.pool.free_blocks(reversed(small.requests.pop()))
+    small.return_to_full()
+    assert small.manager.counters.prefixes_saved == 0

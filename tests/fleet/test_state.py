@@ -39,6 +39,7 @@ STATUS = EngineStatus(
     restores_cancelled=1,
     restores_failed=0,
     blocks_moved=0,
+    prefixes_saved=0,
     backup_bytes=1 << 20,
     last_restore_s=None,
     fault=None,

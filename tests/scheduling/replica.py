@@ -4,6 +4,7 @@ The ranks know nothing of ledgers and policies. They execute step commands on wh
 hold, and raise :class:`CorruptionError` as soon as an order would damage weights or KV blocks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dps_ray.commands import BlockMove, RestoreTask, StepCommand
@@ -126,8 +127,11 @@ class Replica:
     def free_base_blocks(self) -> int:
         return self.base_blocks - self.base_used
 
-    def move_to_base(self, unit: int, count: int) -> list[BlockMove]:
-        raise AssertionError(f"{count} blocks of unit {unit} move although compaction is off")
+    def move_to_base(self, unit: int, limit: int) -> list[BlockMove]:
+        raise AssertionError(f"{limit} blocks of unit {unit} move although compaction is off")
+
+    def save_prefixes(self, units: Sequence[int], limit: int) -> dict[int, list[BlockMove]]:
+        raise AssertionError(f"{limit} prefixes of {units} move although that is off")
 
     @property
     def used_blocks(self) -> int:

@@ -1,5 +1,7 @@
 """Which units are emptied, and that the manager empties them only on the way to full mode."""
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,6 +9,7 @@ from dps_ray.commands import BlockMove
 from dps_ray.modes import Pin
 from dps_ray.scheduling.compaction import plan_moves
 from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.states import UnitState
 from dps_ray.scheduling.sum_manager import SumManager
@@ -50,15 +53,23 @@ class Blocks:
     def __init__(self, room: int) -> None:
         self.free_base_blocks = room
         self.ledger: UnitLedger
+        self.prefixes: dict[int, int] = {}
 
     def reveal_unit(self, unit: int) -> None: ...
 
     def hide_unit(self, unit: int) -> None: ...
 
-    def move_to_base(self, unit: int, count: int) -> list[BlockMove]:
-        self.ledger.release(unit, count)
-        self.free_base_blocks -= count
-        return [BlockMove(100 * unit + index, index) for index in range(count)]
+    def move_to_base(self, unit: int, limit: int) -> list[BlockMove]:
+        self.ledger.release(unit, limit)
+        self.free_base_blocks -= limit
+        return [BlockMove(100 * unit + index, index) for index in range(limit)]
+
+    def save_prefixes(self, units: Sequence[int], limit: int) -> dict[int, list[BlockMove]]:
+        moves: dict[int, list[BlockMove]] = {}
+        for unit in [each for each in units for _ in range(self.prefixes.get(each, 0))][:limit]:
+            self.prefixes[unit] -= 1
+            moves.setdefault(unit, []).append(BlockMove(100 * unit + 50, 50))
+        return moves
 
 
 def replica_with_one_live_block(room: int = 10, **options: object) -> tuple[SumManager, Blocks]:
@@ -103,3 +114,26 @@ def test_full_base_memory_moves_nothing() -> None:
     manager, _ = replica_with_one_live_block(room=0)
     manager.compact(Pressure(1, 10))
     assert manager.plan_step(Pressure(1, 10)).move == ()
+
+
+def test_prefixes_take_what_live_blocks_leave_of_the_budget_and_keep_their_unit_a_step() -> None:
+    manager, blocks = replica_with_one_live_block(max_moves=3, save_prefixes=True)
+    blocks.prefixes = {1: 3}
+    moved: list[int] = []
+    restored: list[list[int]] = []
+    for _ in range(3):
+        manager.compact(Pressure(1, 10))
+        command = manager.plan_step(Pressure(1, 10))
+        moved.append(len(command.move))
+        restored.append([task.unit for task in command.restore])
+    assert moved == [3, 1, 0]
+    assert restored == [[], [0], [1]], "a unit that blocks leave is still being read"
+    assert (manager.counters.blocks_moved, manager.counters.prefixes_saved) == (1, 3)
+
+
+def test_prefixes_stay_while_the_fleet_gives_no_permit_to_restore() -> None:
+    manager, blocks = replica_with_one_live_block(save_prefixes=True)
+    blocks.prefixes = {1: 3}
+    manager.set_permits(Permits(restore=False))
+    manager.compact(Pressure(1, 10))
+    assert blocks.prefixes == {1: 3}
