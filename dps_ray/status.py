@@ -71,3 +71,5 @@ class EngineStatus:
     """Those of them that the latest step ran in full precision."""
     tokens_mixed: int = 0
     """The part of ``tokens_fast`` that fast steps with some full layers have made."""
+    full_request_tokens: int = 0
+    """Most tokens, prompt and output together, of a request that insists on full precision."""

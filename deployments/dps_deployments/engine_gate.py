@@ -5,9 +5,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from dps_deployments.origins import observed, tell_origins
-from dps_deployments.refusals import precision_unavailable, replica_lost
-from dps_deployments.requests import PRECISION_FIELD, floor_of, wait_of
+from dps_deployments.origins import FullModeMissedError, observed, tell_origins
+from dps_deployments.refusals import bad_request, precision_unavailable, replica_lost
+from dps_deployments.requests import PRECISION_FIELD, WAIT_FIELD, floor_of, wait_of
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.modes import Floor, Mode
 
@@ -55,12 +55,19 @@ class EngineGate:
             answered = False
             try:
                 if floor is Floor.FULL:
-                    await self._wait_for_full(wait_of(headers))
+                    _refuse_beams(request)
+                    left_s = await self._wait_for_full(wait_of(headers))
+                    # The engine may go fast before it takes the request in: the rest of the wait
+                    # goes with it.
+                    request.vllm_xargs[WAIT_FIELD] = left_s
                 async for response in tell_origins(method(request, raw_request_info)):
                     if not answered and client.errored and _is_error(response):
                         raise replica_lost("the engine has ended")
                     answered = True
                     yield response
+            except FullModeMissedError as missed:
+                retry_after_s = self._read_options().min_retry_after_s
+                raise precision_unavailable(missed.waited_s, retry_after_s) from None
             except Exception as error:
                 if answered or not client.errored:
                     raise
@@ -68,12 +75,13 @@ class EngineGate:
 
         return guarded
 
-    async def _wait_for_full(self, asked_s: float | None) -> None:
-        if self._read_mode() is not Mode.FAST:
-            return
+    async def _wait_for_full(self, asked_s: float | None) -> float:
+        """Wait until the engine is in full mode; how much longer the request may wait, seconds."""
         options = self._read_options()
         limit_s = options.full_wait_s
         limit_s = limit_s if asked_s is None else min(asked_s, limit_s)
+        if self._read_mode() is not Mode.FAST:
+            return limit_s
         started_s = time.monotonic()
         # One looks for all who wait: a look costs a tenth of a millisecond.
         if self._look is None or self._look.done() or self._look.cancelling():
@@ -89,10 +97,20 @@ class EngineGate:
         if not done:
             raise precision_unavailable(time.monotonic() - started_s, options.min_retry_after_s)
         look.result()
+        return max(0.0, limit_s - (time.monotonic() - started_s))
 
     async def _look_for_full(self) -> None:
         while self._read_mode() is Mode.FAST:
             await asyncio.sleep(POLL_PERIOD_S)
+
+
+def _refuse_beams(request: Any) -> None:
+    """vLLM makes the requests of a beam search anew, without the arguments of the original."""
+    if getattr(request, "use_beam_search", False):
+        raise bad_request(
+            "use_beam_search is True: a beam search has no precision floor; leave out "
+            "X-DPS-Precision: full, or ask for n samples"
+        )
 
 
 def _is_error(response: Any) -> bool:

@@ -15,6 +15,8 @@ WAIT_HEADER = "x-dps-wait-s"
 SESSION_HEADER = "x-dps-session"
 PRECISION_FIELD = "dps_precision"
 """Entry of the body's ``vllm_xargs``, for paths on which headers do not reach the router."""
+WAIT_FIELD = "dps_wait_s"
+"""Entry of ``vllm_xargs`` that tells the engine how long the request may wait for full mode."""
 MAX_SESSION_CHARS = 256
 PREFIX_CHARS = 16384
 """So much of a prompt's beginning is looked at, characters."""

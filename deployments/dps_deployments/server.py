@@ -17,6 +17,7 @@ from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import engine_client, replica_identity
 from dps_deployments.reporter import report_forever
 from dps_ray.config import parse_options
+from dps_ray.engine.admission import hook_front
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions
@@ -55,6 +56,8 @@ class DpsLLMServer(LLMServer):
         self._reports = asyncio.create_task(
             report_forever(client, self._probe.read, self._permits, self._obey, options.report)
         )
+        # Ray makes the engine's configuration in another process, where vLLM's plugin sees it.
+        hook_front()
         await super().start()
         engine = engine_client(self)
         engine_options = parse_options(engine.vllm_config.additional_config)

@@ -133,6 +133,7 @@ def engine(spec: EngineSpec) -> Iterator[Engine]:
         enable_prefix_caching=spec.enable_prefix_caching,
         seed=0,
         **options,
+        **spec.engine_arguments,
     )
     try:
         yield Engine(spec, llm)

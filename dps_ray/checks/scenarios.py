@@ -9,10 +9,12 @@ from typing import Any
 from torch._dynamo.utils import counters as dynamo
 
 from dps_ray.checks.engine import Engine
+from dps_ray.checks.features import features
 from dps_ray.checks.floors import floors
 from dps_ray.checks.layers import full_layers
 from dps_ray.checks.requests import logprobs_of, prompts
 from dps_ray.checks.shadow import cycles_under_load, shadow
+from dps_ray.checks.tape import replay
 from dps_ray.engine import rank as ranks
 from dps_ray.modes import Mode, Pin
 
@@ -183,6 +185,8 @@ SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "switches": switches,
     "layers": layers,
     "floors": floors,
+    "features": features,
+    "replay": replay,
 }
 
 

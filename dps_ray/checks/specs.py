@@ -43,6 +43,8 @@ class EngineSpec:
     enable_prefix_caching: bool = True
     compiled: bool = False
     """Run under torch.compile instead of eagerly."""
+    engine_arguments: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's engine."""
     scenario: str = "generate"
     """Name of a function in ``dps_ray.checks.scenarios``."""
     arguments: dict[str, Any] = field(default_factory=dict)

@@ -60,6 +60,9 @@ def hook_engine_args() -> None:
                 "chosen by quantization 'dps': leave both out"
             )
         _check_model(self, options)
+        from dps_ray.engine.admission import hook_front
+
+        hook_front()
         config = create(self, *args, **kwargs)
         if _picks_amx_latents(config):
             # Those kernels flatten a layer's cache, which a block-outermost layout cannot offer.

@@ -16,12 +16,18 @@ class StatusPublisher:
     """Assembles an ``EngineStatus`` from the scheduler's side of the engine and publishes it."""
 
     def __init__(
-        self, page: StatusPage, manager: SumManager, pool: ElasticBlockPool, ranks: RankReports
+        self,
+        page: StatusPage,
+        manager: SumManager,
+        pool: ElasticBlockPool,
+        ranks: RankReports,
+        full_request_tokens: int,
     ) -> None:
         self._page = page
         self._manager = manager
         self._pool = pool
         self._ranks = ranks
+        self._full_request_tokens = full_request_tokens
         self._tokens = {Mode.FULL: 0, Mode.FAST: 0}
         self._tokens_mixed = 0
         self.preemptions = 0
@@ -77,5 +83,6 @@ class StatusPublisher:
                 layers=manager.layers.count,
                 layers_full=manager.layers.count_full,
                 tokens_mixed=self._tokens_mixed,
+                full_request_tokens=self._full_request_tokens,
             )
         )

@@ -14,7 +14,7 @@ from vllm.v1.request import Request
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.configure import engine_options
-from dps_ray.engine.floors import TokenOrigins, insists_on_full
+from dps_ray.engine.floors import FullRequests, TokenOrigins, insists_on_full
 from dps_ray.engine.idle import wait_when_idle
 from dps_ray.engine.publisher import StatusPublisher
 from dps_ray.engine.rank_reports import RankReports
@@ -92,11 +92,11 @@ class ElasticScheduling(_Mixin):
         self._find_prefix = self.kv_cache_manager.get_computed_blocks
         self.kv_cache_manager.get_computed_blocks = self._find_prefix_in_precision
         self._pool = pool
-        self._full_requests: set[str] = set()
-        self._oversized: set[str] = set()
-        self._base_tokens = (pool.first_elastic - 1) * self.block_size - _IN_FLIGHT_TOKENS
+        self._full_requests = FullRequests(self._tokens_in_base_blocks(), time.monotonic)
         self._origins = TokenOrigins()
-        self._publisher = StatusPublisher(self._page, self.sum_manager, pool, self._ranks)
+        self._publisher = StatusPublisher(
+            self._page, self.sum_manager, pool, self._ranks, self._full_requests.limit_tokens
+        )
         self._publish()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,11 +106,14 @@ class ElasticScheduling(_Mixin):
         self._report_giving_up()
         if self.sum_manager.may_compact:
             self.sum_manager.compact(self._pressure())
+        # vLLM's own list of requests to end with an error at the next output.
+        self.grammar_compile_error_reqs.update(self._full_requests.give_up(self.mode))
         held = self._hold_back()
         output = super().schedule(*args, **kwargs)
         # Nothing ends a request while a step is scheduled, so all of them still wait.
         for request in reversed(held):
             self.waiting.prepend_request(request)
+        self._full_requests.started(output.num_scheduled_tokens)
         output.dps = self.sum_manager.plan_step(self._pressure())
         if self._pool.enable_caching:
             self._pool.precision.note_step(output.dps.mode, self._written(output))
@@ -120,31 +123,22 @@ class ElasticScheduling(_Mixin):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         sampled = sum(len(tokens) for tokens in model_runner_output.sampled_token_ids or ())
         self._publisher.count_tokens(scheduler_output.dps, sampled)
+        gave_up = self._full_requests.gave_up()
         result = super().update_from_output(scheduler_output, model_runner_output)
         for outputs in result.values():
-            self._origins.credit(outputs.outputs, scheduler_output.dps.mode)
+            self._origins.credit(outputs.outputs, scheduler_output.dps.mode, gave_up)
         self._publish()
         return result
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
-        if not insists_on_full(request):
-            return
-        # Nothing is lent under such a request: it must fit the base blocks, or it and all that
-        # wait behind it would never run.
-        room = self._base_tokens - request.num_prompt_tokens
-        if room > 0:
-            self._full_requests.add(request.request_id)
-            request.max_tokens = min(request.max_tokens, room)
+        if self._full_requests.admit(request):
             return
         logger.warning(
             "dps: request %s insists on full precision with a prompt of %d tokens, the base KV "
-            "blocks hold %d: it ends with an error; shorten it, raise kv_cache_memory_bytes or "
-            "let it run in any precision",
-            request.request_id, request.num_prompt_tokens, self._base_tokens,
+            "blocks hold %d: it ends with an error",
+            request.request_id, request.num_prompt_tokens, self._full_requests.limit_tokens,
         )  # fmt: skip
-        self._oversized.add(request.request_id)
-        # vLLM's own list of requests to end with an error at the next output.
         self.grammar_compile_error_reqs.add(request.request_id)
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> list[Request]:
@@ -153,8 +147,7 @@ class ElasticScheduling(_Mixin):
         return finished
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self._full_requests.discard(request.request_id)
-        self._oversized.discard(request.request_id)
+        self._full_requests.remove(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def has_requests(self) -> bool:
@@ -226,19 +219,20 @@ class ElasticScheduling(_Mixin):
     def _obey_fleet(self) -> None:
         restore, fast = self._page.permits()
         self.sum_manager.set_permits(
-            Permits(restore=restore, fast=fast, hold_full=bool(self._full_requests))
+            Permits(restore=restore, fast=fast, hold_full=len(self._full_requests) > 0)
         )
 
-    def _barred(self) -> set[str]:
-        """Requests that no step may compute now: in fast mode those that insist on full mode,
-        always those that never fit."""
-        if self.mode is Mode.FAST:
-            return self._oversized | self._full_requests
-        return self._oversized
+    def _tokens_in_base_blocks(self) -> int:
+        """Tokens of a request that never needs a block of a unit: each group of layers has tables
+        of its own."""
+        groups = self.kv_cache_config.kv_cache_groups
+        blocks = (self._pool.first_elastic - 1) // len(groups)
+        smallest = min(group.kv_cache_spec.block_size for group in groups)
+        return blocks * smallest - _IN_FLIGHT_TOKENS
 
     def _hold_back(self) -> list[Request]:
         """Take waiting requests that may not run out of the queues."""
-        barred = self._barred()
+        barred = self._full_requests.barred(self.mode)
         if not barred:
             return []
         held: list[Request] = []
@@ -251,7 +245,7 @@ class ElasticScheduling(_Mixin):
     def _pressure(self) -> Pressure:
         base_blocks = self._pool.first_elastic - 1
         # Requests that wait for full mode must not be what keeps it from returning.
-        held = self._barred()
+        held = self._full_requests.barred(self.mode)
         # No threshold lies above the base blocks: a longer queue need not be summed up each step.
         waiting_blocks = 0
         for request in chain(self.waiting, self.skipped_waiting):

@@ -18,6 +18,22 @@ from dps_ray.engine.mla import honour_strides
 class DpsCpuModelRunner(RegionKvCache, cpu_worker.CPUModelRunner):
     """Model runner whose KV cache lies in the shared region."""
 
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample without the generators of requests whose prompt is not complete yet.
+
+        What is drawn for those is thrown away. vLLM turns their generators back afterwards, which
+        a generator of a CPU cannot do: it would end the engine.
+        """
+        generators = self.input_batch.generators
+        unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
+        kept = {
+            index: generators.pop(index) for index in map(int, unfinished) if index in generators
+        }
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            generators.update(kept)
+
 
 class DpsCpuWorker(ElasticWorker, cpu_worker.CPUWorker):
     """Elastic CPU worker."""

@@ -198,7 +198,10 @@ def test_floor_of_the_header_reaches_the_engine_with_the_other_arguments() -> No
     body = request(stream=False, vllm_xargs={"other": 1})
     collect(engine, body, info(X_DPS_Precision="full"))
     collect(engine, request(stream=False))
-    assert engine.seen == [{"other": 1, "dps_precision": "full"}, None]
+    told, untold = engine.seen
+    assert 0.0 < told.pop("dps_wait_s") <= AdmissionOptions().full_wait_s
+    assert told == {"other": 1, "dps_precision": "full"}
+    assert untold is None
 
 
 def test_floor_of_the_header_wins_over_the_body_in_the_engine_too() -> None:
@@ -255,6 +258,59 @@ def test_waiting_requests_share_one_look_and_each_keeps_its_own_patience() -> No
 
     assert asyncio.run(run()) == [False] * 50 + [True] * 50
     assert looks <= 100 + 0.3 / POLL_PERIOD_S + 10
+
+
+def test_engine_is_told_how_much_of_the_wait_is_left() -> None:
+    """It may go fast between the gate's look at it and its own look at the request."""
+    engine = gate()
+    collect(engine, request(stream=False), info(X_DPS_Precision="full", X_DPS_Wait_S="0.5"))
+    (seen,) = engine.seen
+    assert 0.0 < seen["dps_wait_s"] <= 0.5
+
+
+class Serving(Engine):
+    """As vLLM's server: it makes an event of an error that ends a stream."""
+
+    async def completions(self, body: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        try:
+            async for response in super().completions(body, raw_request_info):
+                yield response
+        except Exception as error:
+            if not body.stream:
+                raise
+            yield f'data: {{"error":{{"message":"{type(error).__name__}"}}}}\n\n'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_that_the_engine_let_wait_in_vain_gets_the_gates_own_refusal(stream: bool) -> None:
+    class Late(Client):
+        async def generate(self) -> AsyncIterator[Any]:
+            yield SimpleNamespace(finished=True, kv_transfer_params=self._told)
+
+    client = Late({"dps_tokens_full": 0, "dps_tokens_fast": 0, "dps_gave_up_after_s": 2.5})
+    engine = Serving(client)
+    EngineGate(lambda: Mode.FULL, AdmissionOptions).guard(engine, client)
+    with pytest.raises(PrecisionUnavailableError, match=r"within 2\.5 s") as raised:
+        collect(engine, request(stream=stream), info(X_DPS_Precision="full"))
+    assert raised.value.retry_after_s == 2.0
+
+
+def test_what_the_engine_refuses_at_once_comes_before_any_output_is_asked_for() -> None:
+    class Strict(Client):
+        def generate(self) -> AsyncIterator[Any]:  # type: ignore[override]
+            raise ValueError("too long")
+
+    client = Strict(None)
+    observed_generate = observed(client.generate)
+    with pytest.raises(ValueError, match="too long"):
+        observed_generate()
+
+
+def test_beam_search_cannot_insist_on_full_precision() -> None:
+    body = request(stream=False, use_beam_search=True)
+    with pytest.raises(BadRequestError, match="use_beam_search"):
+        collect(gate(), body, info(X_DPS_Precision="full"))
+    collect(gate(), request(stream=False, use_beam_search=True))
 
 
 def test_requests_that_overlap_keep_their_origins_apart() -> None:
