@@ -142,15 +142,17 @@ class ElasticBlockPool(BlockPool):
         return self.num_gpu_blocks - 1 - free - hidden
 
     def get_num_free_blocks(self) -> int:
+        if self._counts_hidden:
+            return self.num_gpu_blocks - 1 - self.live_blocks
         return self.free_block_queue.num_free_blocks + self.manager.obtainable_blocks
 
     def reset_prefix_cache(self) -> bool:
-        """Reset the prefix cache; blocks that only lending could free are not in use."""
-        if self.live_blocks:
+        """Reset the prefix cache; blocks of units that the residual holds are not in use."""
+        self._counts_hidden = True
+        try:
             return super().reset_prefix_cache()
-        for block in self.blocks:
-            self._maybe_evict_cached_block(block)
-        return True
+        finally:
+            self._counts_hidden = False
 
     # --- vLLM's pool, tier by tier -----------------------------------------------------------
 
@@ -217,6 +219,8 @@ class ElasticBlockPool(BlockPool):
     # --- internals ---------------------------------------------------------------------------
 
     _blocks_per_unit: int
+    _counts_hidden = False
+    """While set, all blocks that no request holds count as free, wherever their memory is."""
     _unit_queues: list[FreeKVCacheBlockQueue]
     _turns: Iterator[int]
     _freed_at: list[int]

@@ -78,7 +78,7 @@ def configure(config: VllmConfig, options: DpsOptions) -> VllmConfig:
     _refuse_unsupported(config)
     kind = driver_kind(options)
     if kind == "cuda":
-        _refuse_on_cuda(config)
+        _refuse_on_cuda(config, options)
         _refuse_graphs_of_returning_layers(config, options)
     resolved = options.model_copy(update={"key": uuid.uuid4().hex[:16]}).model_dump(mode="json")
     config.additional_config = AdditionalConfig({**config.additional_config, "dps": resolved})
@@ -164,7 +164,13 @@ def _refuse_unsupported(config: VllmConfig) -> None:
         )
 
 
-def _refuse_on_cuda(config: VllmConfig) -> None:
+def captures_graphs(config: VllmConfig) -> bool:
+    """Whether the engine's forward passes are captured as CUDA graphs."""
+    mode = config.compilation_config.cudagraph_mode
+    return not config.model_config.enforce_eager and mode not in (None, CUDAGraphMode.NONE)
+
+
+def _refuse_on_cuda(config: VllmConfig, options: DpsOptions) -> None:
     """Refuse what would run a layer in another mode than the step's, or outside the kernels."""
     _refuse(
         {
@@ -174,6 +180,11 @@ def _refuse_on_cuda(config: VllmConfig) -> None:
             "enable_expert_parallel": config.parallel_config.enable_expert_parallel,
         }
     )
+    if options.kernel == "exact" and captures_graphs(config):
+        raise DpsConfigError(
+            "additional_config.dps.kernel is 'exact': it rebuilds 16-bit weights outside of the "
+            "kernels, which a CUDA graph cannot hold; use kernel 'auto', or set enforce_eager"
+        )
 
 
 def _refuse_graphs_of_returning_layers(config: VllmConfig, options: DpsOptions) -> None:

@@ -61,7 +61,7 @@ class ElasticWorker(_Worker):
         return geometry.num_blocks * block_bytes
 
     def shutdown(self) -> None:
-        ranks.current().close()
+        ranks.end()
         super().shutdown()
 
     def dps_verify(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from dps_ray.config import DpsConfigError
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.block_tables import redirect
+from dps_ray.engine.configure import captures_graphs
 from dps_ray.engine.elastic_worker import ElasticWorker
 from dps_ray.modes import Mode
 
@@ -25,6 +26,7 @@ class DpsGpuWorker(ElasticWorker, stock_worker.Worker):
 
     def init_device(self) -> None:
         super().init_device()
+        ranks.current().captures_graphs = captures_graphs(self.vllm_config)
         self._timer = StepTimer()
 
     def _runner_seam(self) -> tuple[ModuleType, str, type]:

@@ -24,6 +24,7 @@ from dps_ray.engine.split_weight import (
     encode_weight,
     place,
     place_fused,
+    refuse_capture,
 )
 
 
@@ -52,6 +53,8 @@ class DpsCudaMoEMethod(UnquantizedFusedMoEMethod):
             for name in ("w13", "w2")
         }
         self.fused = can_fuse_experts(layer.activation, self.moe, encoded.values())
+        if not self.fused and any(encoded.values()):
+            refuse_capture(self.prefix, "experts without SiLU gate, with bias or kept whole")
         for name, weight in encoded.items():
             if weight is not None:
                 split = place_fused(weight) if self.fused else place(weight)

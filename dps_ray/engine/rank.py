@@ -69,6 +69,8 @@ class Rank:
         """Segments whose latest restore failed."""
         self._scratch: dict[tuple[torch.dtype, str], torch.Tensor] = {}
         self.fused = _resolve_kernel(options.kernel, device)
+        self.captures_graphs = False
+        """Whether forward passes are captured: then every layer must run in the kernels."""
         self.experts: dict[str, Experts] = {}
         """Split experts by the name of their layer; ``torch.ops.vllm.dps_experts`` calls them."""
 
@@ -257,10 +259,17 @@ _current: Rank | None = None
 def begin(options: DpsOptions, index: int, device: torch.device) -> Rank:
     """Start this process's rank, before its model is loaded."""
     global _current
-    if _current is not None:
-        _current.close()
+    end()
     _current = Rank(options, index, device)
     return _current
+
+
+def end() -> None:
+    """Close this process's rank, if it came so far as to have one."""
+    global _current
+    if _current is not None:
+        _current.close()
+        _current = None
 
 
 def current() -> Rank:

@@ -201,16 +201,21 @@ class ElasticScheduling(_Mixin):
         return manager.pin is not Pin.FAST and manager.ledger.mode_allowed() is Mode.FULL
 
     def _written(self, output: Any) -> Iterator[Written]:
-        """What a step computes, by request and KV cache group."""
+        """What a step computes, by request; the null block holds nothing."""
         cached = output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         starts |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         for name, tokens in output.num_scheduled_tokens.items():
             start, end = starts[name], starts[name] + tokens
+            blocks: list[int] = []
+            previous: list[int] = []
             for manager in self.kv_cache_manager.coordinator.single_type_managers:
                 size, table = manager.block_size, manager.req_to_blocks[name]
-                blocks = [block.block_id for block in table[start // size : -(-end // size)]]
-                yield Written(blocks, table[(start - 1) // size].block_id if start else None)
+                written = table[start // size : -(-end // size)]
+                blocks += (block.block_id for block in written if not block.is_null)
+                if start and not (last := table[(start - 1) // size]).is_null:
+                    previous.append(last.block_id)
+            yield Written(blocks, previous if start else None)
 
     def _block_tables(self) -> Iterator[list[KVCacheBlock]]:
         for manager in self.kv_cache_manager.coordinator.single_type_managers:

@@ -9,6 +9,7 @@ from dps_kernels import ROW_MAJOR, Layout, Planes, check_planes, preferred_layou
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 
+from dps_ray.config import DpsConfigError
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.ops import planes_now
 from dps_ray.precision.encode import choose
@@ -95,6 +96,21 @@ def can_fuse_experts(
     return ranks.current().fused and gated and all(encoded)
 
 
+def refuse_capture(name: str, why: str) -> None:
+    """Refuse, where CUDA graphs are to be captured, a layer that does not run in the kernels.
+
+    Raises
+    ------
+    DpsConfigError
+        One line with the layer, the reason and the remedy.
+    """
+    if ranks.current().captures_graphs:
+        raise DpsConfigError(
+            f"layer {name} does not run in the fused kernels ({why}), and what replaces them "
+            "cannot be captured in a CUDA graph: set enforce_eager"
+        )
+
+
 def report_whole(name: str, weight: torch.Tensor, reason: str) -> None:
     """Report a layer that keeps its 16-bit weight, and why."""
     ranks.current().report.add(
@@ -117,6 +133,8 @@ def place_fused(encoded: EncodedWeight) -> SplitWeight:
     nested = encoded.nested
     rows, columns = nested.upper.shape[-2:]
     layout = preferred_layout(nested.upper.device.type, rows, columns, nested.dtype)
+    if layout == ROW_MAJOR:
+        refuse_capture(encoded.name, f"{columns} columns are no multiple of 16")
     ordered = replace(
         nested, upper=to_layout(nested.upper, layout), lower=to_layout(nested.lower, layout)
     )

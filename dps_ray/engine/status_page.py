@@ -3,7 +3,8 @@
 Ranks write how far each restore is; the scheduler reads that and publishes an ``EngineStatus``;
 the server process reads the status and writes the operator's pin. Reading or writing costs
 microseconds and needs no call into the engine. One writer per section, so no locks: the status
-section carries a sequence number that is odd while it is being written.
+section carries a checksum, so that a reader knows a mix of two publications on any processor,
+whatever order it sees their stores in. All other cells stand for themselves.
 
 The first rank makes the page and the scheduler takes it over, because only those processes live as
 long as the engine: a configuration may come from a process that ends before the engine starts.
@@ -15,6 +16,7 @@ import mmap
 import os
 import time
 import uuid
+import zlib
 from collections.abc import Collection
 from dataclasses import fields
 from operator import attrgetter
@@ -41,7 +43,8 @@ _HEADER = ("owner_pid", "owner_pid_namespace", "pin_request", "restore_until_s",
 _ANY_TIME = 0.0
 _STATUS_START = len(_HEADER)
 _FAULT_START = _STATUS_START + len(_STATUS_FIELDS)
-_RANKS_START = _FAULT_START + _FAULT_BYTES // 8
+_CHECKSUM = _FAULT_START + _FAULT_BYTES // 8
+_RANKS_START = _CHECKSUM + 1
 _CELLS = _RANKS_START + MAX_RANKS * RANK_CELLS
 _MODES = (Mode.FULL, Mode.FAST)
 _PINS = (Pin.AUTO, Pin.FULL, Pin.FAST)
@@ -168,13 +171,11 @@ class StatusPage:
 
     def publish(self, status: EngineStatus) -> None:
         """Replace the published status; readers see the old one or the new one, never a mix."""
-        cells = self._cells[_STATUS_START:_FAULT_START]
-        values = [_encode(value) for value in _STATUS_VALUES(status)]
-        cells[0] += 1
-        cells[1:] = values
+        values = [self._cells[_STATUS_START] + 1, *map(_encode, _STATUS_VALUES(status))]
         text = (status.fault or "").encode()[: _FAULT_BYTES - 1].ljust(_FAULT_BYTES, b"\0")
-        self._cells[_FAULT_START:_RANKS_START] = np.frombuffer(text, dtype=np.float64)
-        cells[0] += 1
+        content = np.array(values, dtype=np.float64).tobytes() + text
+        section = content + np.float64(zlib.crc32(content)).tobytes()
+        self._cells[_STATUS_START:_RANKS_START] = np.frombuffer(section, dtype=np.float64)
 
     def read(self) -> EngineStatus | None:
         """The latest status, or ``None`` before the first one.
@@ -182,15 +183,17 @@ class StatusPage:
         Raises
         ------
         RuntimeError
-            When a writer stays amid a publication for a second. It takes microseconds to write,
-            but its process may lose the CPU meanwhile.
+            When no whole publication can be seen for a second. It takes microseconds to write
+            one, but the writer's process may lose the CPU meanwhile.
         """
         for _ in range(_READ_ATTEMPTS):
-            before = self._cells[_STATUS_START]
-            cells = self._cells[_STATUS_START:_FAULT_START].copy()
-            text = self._cells[_FAULT_START:_RANKS_START].tobytes()
-            if before % 2 == 0 and before == self._cells[_STATUS_START]:
-                return _decode(cells, text) if before else None
+            section = self._cells[_STATUS_START:_RANKS_START].tobytes()
+            content, checksum = section[:-8], section[-8:]
+            if np.float64(zlib.crc32(content)).tobytes() == checksum:
+                cells = np.frombuffer(content[:-_FAULT_BYTES], dtype=np.float64)
+                return _decode(cells, content[-_FAULT_BYTES:])
+            if not any(section):
+                return None
             time.sleep(_READ_PAUSE_S)
         raise RuntimeError(f"status page {self._path} never settles: its writer died mid-write")
 
@@ -263,5 +266,5 @@ def _decode(cells: NDArray[np.float64], text: bytes) -> EngineStatus:
             values[field.name] = int(cell)
         else:
             values[field.name] = cell
-    values["sequence"] = int(cells[0]) // 2
+    values["sequence"] = int(cells[0])
     return EngineStatus(**values)  # type: ignore[arg-type]

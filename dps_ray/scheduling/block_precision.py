@@ -13,8 +13,9 @@ class Written:
 
     blocks: Sequence[int]
     """Ids of the blocks it writes to."""
-    previous: int | None
-    """Id of the block that holds the token before the first one computed; ``None`` at the start."""
+    previous: Sequence[int] | None
+    """Ids of the blocks that hold the token before the first one computed, one a group of layers
+    that still has it (a sliding window may have dropped it); ``None`` at the start."""
 
 
 class BlockPrecision:
@@ -24,6 +25,9 @@ class BlockPrecision:
     it: keys and values of a token depend on the whole context, so what follows a fast prefix is
     not full either, whichever mode computed it. A block that was given out and not written yet is
     not full: the mode of the step that will write it is decided after a prefix can be found in it.
+    Nor is what follows tokens of which no block is left to tell: nobody knows what made them.
+
+    The null block, which stands in tables where there is nothing, is none of these blocks.
     """
 
     def __init__(self) -> None:
@@ -49,10 +53,14 @@ class BlockPrecision:
     def note_step(self, mode: Mode, written: Iterable[Written]) -> None:
         """Take in what a step computes, once its mode is decided."""
         for piece in written:
-            previous = None if piece.previous is None else self._lower.get(piece.previous)
-            fast = mode is Mode.FAST or previous == "fast"
+            fast = mode is Mode.FAST or self._follows_fast(piece.previous)
             for block in piece.blocks:
                 if fast:
                     self._lower[block] = "fast"
                 elif self._lower.get(block) == "unwritten":
                     del self._lower[block]
+
+    def _follows_fast(self, previous: Sequence[int] | None) -> bool:
+        if previous is None:
+            return False
+        return not previous or any(self._lower.get(block) == "fast" for block in previous)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from vllm import SamplingParams
+from vllm.distributed.kv_events import AllBlocksCleared
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
@@ -18,6 +19,7 @@ from vllm.v1.request import Request
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.modes import Mode
 from dps_ray.scheduling.block_precision import Written
+from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.states import LedgerError
 
 from .pool_machine import BASE_BLOCKS, BLOCK_TOKENS, DWELL_S, PoolMachine, hasher
@@ -145,3 +147,18 @@ def test_full_mode_that_recomputes_fast_prefixes_saves_none_of_them() -> None:
     small.pool.free_blocks(reversed(small.requests.pop()))
     small.return_to_full()
     assert small.manager.counters.prefixes_saved == 0
+
+
+def test_idle_prefix_cache_resets_as_vllms_own_whatever_the_residual_holds() -> None:
+    machine = SmallPool()
+    pool = machine.pool
+    pool.enable_kv_cache_events = True
+    machine.serve(topic=0, length=3, room=0)
+    assert pool.cached_block_hash_to_block._cache
+    assert not pool.reset_prefix_cache()
+    pool.free_blocks(machine.requests.pop())
+    machine.manager.set_permits(Permits(fast=False))  # units of the residual are out of reach
+    assert pool.reset_prefix_cache()
+    assert not pool.cached_block_hash_to_block._cache
+    assert all(block.block_hash is None for block in pool.blocks)
+    assert any(isinstance(event, AllBlocksCleared) for event in pool.take_events())

@@ -178,6 +178,27 @@ def test_layers_do_not_return_one_by_one_under_cuda_graphs(
 
 
 @pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize(("eager", "refused"), [(False, True), (True, False)])
+def test_kernels_that_graphs_cannot_hold_are_refused_where_graphs_are_captured(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, eager: bool, refused: bool
+) -> None:
+    monkeypatch.setattr(config, "additional_config", {})
+    for owner, field in (("parallel_config", "worker_cls"), ("scheduler_config", "scheduler_cls")):
+        monkeypatch.setattr(getattr(config, owner), field, None)
+    monkeypatch.setattr(config.model_config, "enforce_eager", eager)
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL)
+    if refused:
+        with pytest.raises(DpsConfigError) as refusal:
+            configure(config, DpsOptions(kernel="exact"))
+        assert str(refusal.value) == (
+            "additional_config.dps.kernel is 'exact': it rebuilds 16-bit weights outside of the "
+            "kernels, which a CUDA graph cannot hold; use kernel 'auto', or set enforce_eager"
+        )
+    else:
+        configure(config, DpsOptions(kernel="exact"))
+
+
+@pytest.mark.usefixtures("on_cuda")
 def test_host_driver_is_refused_on_a_gpu(config: VllmConfig) -> None:
     with pytest.raises(DpsConfigError) as refusal:
         configure(config, DpsOptions(driver="host"))

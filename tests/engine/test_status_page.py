@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -119,6 +120,25 @@ def test_fields_unknown_to_the_page_would_be_noticed() -> None:
 
 def test_nothing_is_known_before_the_first_publication(page: StatusPage) -> None:
     assert page.read() is None
+
+
+def test_mix_of_two_publications_is_never_taken_for_one(page: StatusPage) -> None:
+    """Another processor may see the stores of a publication in any order."""
+    page.publish(a_status(1))
+    old = page._cells.copy()
+    page.publish(a_status(2))
+    new = page._cells.copy()
+    rng = np.random.default_rng(0)
+    changed = np.flatnonzero(old.view(np.uint64) != new.view(np.uint64))
+    for seen in range(1, len(changed)):
+        page._cells[:] = old
+        arrived = rng.choice(changed, seen, replace=False)
+        page._cells[arrived] = new[arrived]
+        timer = threading.Timer(0.005, page._cells.__setitem__, (slice(None), new))
+        timer.start()
+        status = page.read()
+        timer.join()
+        assert status == replace(a_status(2), sequence=2)
 
 
 def test_sequence_grows_by_one_a_publication(page: StatusPage) -> None:
@@ -285,8 +305,7 @@ def test_reader_in_another_process_never_sees_a_torn_status(page: StatusPage) ->
 
 
 def test_writer_that_died_mid_write_is_named(page: StatusPage) -> None:
-    page.publish(a_status())
-    sequence = np.flatnonzero(page._cells == 2.0)[0]
-    page._cells[sequence] += 1
+    page.publish(a_status(7))
+    page._cells[np.flatnonzero(page._cells == 7.0)[0]] += 1
     with pytest.raises(RuntimeError, match="never settles: its writer died mid-write"):
         page.read()

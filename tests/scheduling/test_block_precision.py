@@ -21,11 +21,27 @@ def test_a_block_half_written_in_fast_mode_is_never_full() -> None:
     precision = BlockPrecision()
     precision.given_out([3])
     precision.note_step(Mode.FAST, [Written([3], None)])
-    precision.note_step(Mode.FULL, [Written([3], 3)])
+    precision.note_step(Mode.FULL, [Written([3], [3])])
     assert not precision.is_full(3)
     precision.given_out([3])
     precision.note_step(Mode.FULL, [Written([3], None)])
     assert precision.is_full(3)
+
+
+def test_block_after_a_fast_one_in_any_group_of_layers_is_not_full() -> None:
+    precision = BlockPrecision()
+    precision.given_out([3, 4, 5, 6])
+    precision.note_step(Mode.FAST, [Written([3, 4], None)])
+    precision.note_step(Mode.FULL, [Written([5, 6], [4])])
+    assert not precision.is_full(5)
+    assert not precision.is_full(6)
+
+
+def test_block_after_tokens_that_every_group_has_dropped_is_not_full() -> None:
+    precision = BlockPrecision()
+    precision.given_out([3])
+    precision.note_step(Mode.FULL, [Written([3], [])])
+    assert not precision.is_full(3)
 
 
 def test_precision_follows_a_moved_block() -> None:
@@ -55,7 +71,7 @@ def test_full_blocks_are_those_before_the_first_fast_token(steps: list[tuple[Mod
         fresh = list(range(100 + len(blocks), 100 + needed))
         precision.given_out(fresh)
         blocks += fresh
-        previous = blocks[(start - 1) // BLOCK_TOKENS] if start else None
+        previous = [blocks[(start - 1) // BLOCK_TOKENS]] if start else None
         precision.note_step(mode, [Written(blocks[start // BLOCK_TOKENS :], previous)])
     first_fast = modes.index(Mode.FAST) if Mode.FAST in modes else len(modes)
     for index, block in enumerate(blocks):
