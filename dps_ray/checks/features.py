@@ -66,7 +66,8 @@ def features(
         "cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs.ended.values()),
         "chunked_prompts": _chunked(steps),
         "overtaken": outputs.overtaken(),
-        **outputs.judged(),
+        "waves": waves,
+        "kinds": outputs.judged(),
     }
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from dps_ray.checks.engine import Engine
-from dps_ray.commands import StepCommand
 from dps_ray.modes import Mode
 
 
@@ -66,7 +65,7 @@ def replay(engine: Engine, *, tape: str) -> dict[str, Any]:
     compared, different = 0, []
     for number, step in enumerate(steps):
         orders = pickle.loads(step.orders)
-        orders.dps = replace(StepCommand(mode=orders.dps.mode), move=orders.dps.move)
+        orders.dps = replace(orders.dps, cancel=(), zero=(), restore=())
         output = executor.execute_model(orders)
         if output is None:
             assert step.grammar is not None

@@ -12,14 +12,14 @@ from collections import UserDict
 from typing import Any
 
 import torch
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from dps_ray.config import DpsConfigError, DpsOptions, parse_options
 from dps_ray.engine.preflight import preflight
-from dps_ray.engine.status_page import MAX_RANKS
+from dps_ray.engine.refusals import refuse_on_cuda, refuse_unsupported
 from dps_ray.memory.drivers import DriverKind
 
 WORKER_CLASSES = {
@@ -75,11 +75,10 @@ def hook_engine_args() -> None:
 
 def configure(config: VllmConfig, options: DpsOptions) -> VllmConfig:
     """Refuse what cannot work, choose worker and scheduler, and name the status page."""
-    _refuse_unsupported(config)
+    refuse_unsupported(config)
     kind = driver_kind(options)
     if kind == "cuda":
-        _refuse_on_cuda(config, options)
-        _refuse_graphs_of_returning_layers(config, options)
+        refuse_on_cuda(config, options)
     resolved = options.model_copy(update={"key": uuid.uuid4().hex[:16]}).model_dump(mode="json")
     config.additional_config = AdditionalConfig({**config.additional_config, "dps": resolved})
     config.parallel_config.worker_cls = WORKER_CLASSES[kind]
@@ -141,68 +140,3 @@ def _check_model(args: EngineArgs, options: DpsOptions) -> None:
         block_size=args.block_size,
         kind=driver_kind(options),
     )
-
-
-def _refuse_unsupported(config: VllmConfig) -> None:
-    parallel, cache = config.parallel_config, config.cache_config
-    unsupported = {
-        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
-        "data_parallel_size": parallel.data_parallel_size > 1,
-        "nnodes": parallel.nnodes > 1,
-        "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
-        "enable_eplb": parallel.enable_eplb,
-        "num_gpu_blocks_override": cache.num_gpu_blocks_override is not None,
-        "speculative_config": config.speculative_config is not None,
-        "kv_transfer_config": config.kv_transfer_config is not None,
-        "lora_config": config.lora_config is not None,
-        "enable_sleep_mode": config.model_config.enable_sleep_mode,
-    }
-    _refuse(unsupported)
-    if parallel.world_size > MAX_RANKS:
-        raise DpsConfigError(
-            f"tensor_parallel_size is {parallel.world_size}: at most {MAX_RANKS} ranks share a page"
-        )
-
-
-def captures_graphs(config: VllmConfig) -> bool:
-    """Whether the engine's forward passes are captured as CUDA graphs."""
-    mode = config.compilation_config.cudagraph_mode
-    return not config.model_config.enforce_eager and mode not in (None, CUDAGraphMode.NONE)
-
-
-def _refuse_on_cuda(config: VllmConfig, options: DpsOptions) -> None:
-    """Refuse what would run a layer in another mode than the step's, or outside the kernels."""
-    _refuse(
-        {
-            # Graphs of microbatches and of the vision encoder are not kept apart by mode.
-            "enable_dbo": config.parallel_config.use_ubatching,
-            "cudagraph_mm_encoder": config.compilation_config.cudagraph_mm_encoder,
-            "enable_expert_parallel": config.parallel_config.enable_expert_parallel,
-        }
-    )
-    if options.kernel == "exact" and captures_graphs(config):
-        raise DpsConfigError(
-            "additional_config.dps.kernel is 'exact': it rebuilds 16-bit weights outside of the "
-            "kernels, which a CUDA graph cannot hold; use kernel 'auto', or set enforce_eager"
-        )
-
-
-def _refuse_graphs_of_returning_layers(config: VllmConfig, options: DpsOptions) -> None:
-    """A captured graph is full or fast in all its layers: ``GRAPHS.md``."""
-    graphs = config.compilation_config.cudagraph_mode
-    if options.return_by == "layer" and graphs is not CUDAGraphMode.NONE:
-        raise DpsConfigError(
-            f"additional_config.dps.return_by is 'layer' and cudagraph_mode is {graphs.name}: a "
-            "CUDA graph runs all layers in one mode; use return_by 'all', or give up graphs with "
-            "enforce_eager"
-        )
-
-
-def _refuse(unsupported: dict[str, bool]) -> None:
-    refused = [name for name, present in unsupported.items() if present]
-    if refused:
-        raise DpsConfigError(
-            f"{', '.join(refused)}: not supported together with quantization 'dps' yet; leave "
-            f"{'it' if len(refused) == 1 else 'them'} out (size the KV cache with "
-            "kv_cache_memory_bytes, scale out with replicas)"
-        )

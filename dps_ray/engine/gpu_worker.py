@@ -13,8 +13,8 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from dps_ray.config import DpsConfigError
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.block_tables import redirect
-from dps_ray.engine.configure import captures_graphs
 from dps_ray.engine.elastic_worker import ElasticWorker
+from dps_ray.engine.refusals import captures_graphs
 from dps_ray.modes import Mode
 
 WARM_UP_TOKENS = (1, 16, 64, 256)

@@ -1,6 +1,8 @@
 """What an elastic engine refuses, before anything is spawned."""
 
+import operator
 import pickle
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,9 +73,15 @@ def test_engine_without_dps_is_left_alone(tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: not supported together with"),
-        ({"num_gpu_blocks_override": 64}, "num_gpu_blocks_override: not supported together with"),
-        ({"enable_lora": True}, "lora_config: not supported together with"),
+        (
+            {"pipeline_parallel_size": 2},
+            "dps.: pipeline_parallel_size: all ranks must .*use tensor_parallel_size",
+        ),
+        (
+            {"num_gpu_blocks_override": 64},
+            "num_gpu_blocks_override: .*size the KV cache with kv_cache_memory_bytes",
+        ),
+        ({"enable_lora": True}, "lora_config: .*merge the adapter into the checkpoint"),
         ({"worker_cls": "other.Worker"}, "worker_cls .'other.Worker'. and scheduler_cls .None."),
         (
             {"additional_config": {"dps": {"driver": "cuda"}}},
@@ -96,32 +104,48 @@ def test_what_cannot_work_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"parallel_config.data_parallel_size": 2}, "data_parallel_size"),
-        ({"parallel_config.nnodes": 2}, "nnodes"),
-        ({"parallel_config.decode_context_parallel_size": 2}, "decode_context_parallel_size"),
-        ({"parallel_config.enable_eplb": True}, "enable_eplb"),
-        ({"speculative_config": object()}, "speculative_config"),
-        ({"kv_transfer_config": object()}, "kv_transfer_config"),
-        ({"model_config.enable_sleep_mode": True}, "enable_sleep_mode"),
+        ({"parallel_config.data_parallel_size": 2}, ["data_parallel_size"]),
+        ({"parallel_config.nnodes": 2}, ["nnodes"]),
+        ({"parallel_config._api_process_count": 2}, ["api_server_count"]),
+        ({"parallel_config.decode_context_parallel_size": 2}, ["decode_context_parallel_size"]),
+        ({"parallel_config.enable_eplb": True}, ["enable_eplb"]),
+        ({"speculative_config": object()}, ["speculative_config"]),
+        ({"kv_transfer_config": object()}, ["kv_transfer_config"]),
+        ({"model_config.enable_sleep_mode": True}, ["enable_sleep_mode"]),
+        ({"model_config.runner_type": "pooling"}, ["pooling model"]),
         (
             {"parallel_config.pipeline_parallel_size": 2, "lora_config": object()},
-            "pipeline_parallel_size, lora_config",
+            ["pipeline_parallel_size", "lora_config"],
         ),
     ],
 )
-def test_every_feature_that_is_not_supported_is_named(
-    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], named: str
+def test_every_feature_that_is_not_supported_is_named_with_a_way_on(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], named: list[str]
 ) -> None:
     for path, value in changes.items():
         owner, _, field = path.rpartition(".")
-        monkeypatch.setattr(getattr(config, owner) if owner else config, field, value)
-    them = "them" if "," in named else "it"
+        target = operator.attrgetter(owner)(config) if owner else config
+        monkeypatch.setattr(target, field, value)
     with pytest.raises(DpsConfigError) as refusal:
         configure(config, DpsOptions())
-    assert str(refusal.value) == (
-        f"{named}: not supported together with quantization 'dps' yet; leave {them} out (size the "
-        "KV cache with kv_cache_memory_bytes, scale out with replicas)"
-    )
+    start, *sentences = re.split(r"(?:^not with quantization 'dps': |\. )", str(refusal.value))
+    assert start == ""
+    assert [sentence.split(": ")[0] for sentence in sentences] == named
+    assert all("; " in sentence for sentence in sentences), "no way to go on"
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("is_encoder_decoder", "encoder-decoder model"), ("is_hybrid", "state-space model")],
+)
+def test_model_without_runs_of_kv_blocks_is_refused(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, kind: str, named: str
+) -> None:
+    # Two kinds are properties of the class, one of which a configuration keeps.
+    model = config.model_config
+    monkeypatch.setattr(type(model), kind, property(lambda _: True))
+    with pytest.raises(DpsConfigError, match=rf"{named}: .*; serve it without quantization"):
+        configure(config, DpsOptions())
 
 
 @pytest.fixture
@@ -157,7 +181,7 @@ def test_what_would_leave_the_mode_of_a_step_on_a_gpu_is_refused(
     config: VllmConfig, monkeypatch: pytest.MonkeyPatch, owner: str, field: str
 ) -> None:
     monkeypatch.setattr(getattr(config, owner), field, True)
-    with pytest.raises(DpsConfigError, match=f"^{field}: not supported together with"):
+    with pytest.raises(DpsConfigError, match=f"^not with quantization 'dps': {field}: "):
         configure(config, DpsOptions())
 
 
@@ -178,15 +202,16 @@ def test_layers_do_not_return_one_by_one_under_cuda_graphs(
 
 
 @pytest.mark.usefixtures("on_cuda")
-@pytest.mark.parametrize(("eager", "refused"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("graphs", "refused"), [(CUDAGraphMode.FULL, True), (CUDAGraphMode.NONE, False)]
+)
 def test_kernels_that_graphs_cannot_hold_are_refused_where_graphs_are_captured(
-    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, eager: bool, refused: bool
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, graphs: CUDAGraphMode, refused: bool
 ) -> None:
     monkeypatch.setattr(config, "additional_config", {})
     for owner, field in (("parallel_config", "worker_cls"), ("scheduler_config", "scheduler_cls")):
         monkeypatch.setattr(getattr(config, owner), field, None)
-    monkeypatch.setattr(config.model_config, "enforce_eager", eager)
-    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL)
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", graphs)
     if refused:
         with pytest.raises(DpsConfigError) as refusal:
             configure(config, DpsOptions(kernel="exact"))
