@@ -14,7 +14,14 @@ from dps_ray.bench.report import summarise, table
 from dps_ray.bench.slo import SloTarget
 from dps_ray.bench.trace_files import BUNDLED, read_trace
 from dps_ray.bench.traces import TraceRequest, resize, speed_up, window
-from dps_ray.cli import bench_autoscaling, bench_engines, bench_fleet, bench_kernels, bench_memory
+from dps_ray.cli import (
+    bench_autoscaling,
+    bench_engines,
+    bench_fleet,
+    bench_kernels,
+    bench_layers,
+    bench_memory,
+)
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
 from dps_ray.report import Report
@@ -50,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     bench_engines.add_pressure_arguments(
         actions.add_parser("pressure", help="a burst on equal memory, beside plain vLLM")
+    )
+    bench_layers.add_arguments(
+        actions.add_parser("layers", help="precision while it returns layer by layer")
     )
 
 

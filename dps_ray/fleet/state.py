@@ -67,6 +67,10 @@ class ReplicaState(BaseModel):
     """Residual bytes are on their way back."""
     restore_progress: Share | None = None
     """Share of residual bytes in place."""
+    layers: Count | None = None
+    """Layers that return to full precision one by one; 0 where all return at once."""
+    layers_full: Count | None = None
+    """Those of them that the latest step ran in full precision."""
     wants_restore: bool | None = None
     """Demand would let residual bytes return now."""
     has_lease: bool | None = None
@@ -158,6 +162,8 @@ class ReplicaState(BaseModel):
             pin=status.pin,
             restoring=status.restoring,
             restore_progress=status.restore_progress,
+            layers=status.layers,
+            layers_full=status.layers_full,
             wants_restore=status.wants_restore,
             has_lease=has_lease,
             may_go_fast=may_go_fast,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dps_ray.checks.engine_check import EXACT, mode_specs
+from dps_ray.checks.layer_check import layer_spec
 from dps_ray.checks.process import run_engines
 from dps_ray.checks.specs import EngineSpec
 from dps_ray.models.cache import cache_root
@@ -41,6 +42,26 @@ def test_traced_engine_switches_without_tracing_anew(
     assert switching["fast"]["logprobs"] == fast["logprobs"] != plain["logprobs"]
     assert switching["full again"]["logprobs"] == plain["logprobs"]
     assert_no_graph_was_added(switching)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
+def test_traced_engine_changes_its_full_layers_without_tracing_anew(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
+    plain, fast, _ = specs(name)
+    spec = replace(
+        layer_spec(make_tiny(name, cache_root())),
+        compiled=True,
+        scenario="layers",
+        arguments={"chosen": [[], [0], [0, 1, 2], [0, 1, 2, 3], []]},
+    )
+    expected, all_fast, result = run_engines([plain, fast, spec])
+    runs = dict(zip(("none", "one", "three", "all", "none again"), result["runs"], strict=True))
+    assert runs["all"]["logprobs"] == expected["logprobs"]
+    assert runs["none"]["logprobs"] == runs["none again"]["logprobs"] == all_fast["logprobs"]
+    assert len({str(run["logprobs"]) for run in runs.values()}) == 4
+    assert_no_graph_was_added(runs)
 
 
 def test_compiled_engine_switches_without_compiling_anew() -> None:

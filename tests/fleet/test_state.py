@@ -45,6 +45,8 @@ STATUS = EngineStatus(
     fault=None,
     wants_restore=True,
     full_requests=2,
+    layers=12,
+    layers_full=5,
 )
 
 
@@ -62,7 +64,7 @@ def from_status(status: EngineStatus) -> ReplicaState:
 def test_state_carries_every_figure_it_shares_with_the_engine_status() -> None:
     state = from_status(STATUS)
     shared = {field.name for field in fields(EngineStatus)} & set(ReplicaState.model_fields)
-    assert len(shared - {"sequence"}) == 22
+    assert len(shared - {"sequence"}) == 24
     for name in shared - {"sequence"}:
         assert getattr(state, name) == getattr(STATUS, name), name
     assert state.source is Source.ENGINE
