@@ -94,13 +94,22 @@ class Front:
             raise HTTPException(error.status_code, error.message, later) from error
 
 
-def cheap_app(**options: Any) -> serve.Application:
-    """Replicas behind a front; Serve options of theirs may be given, else there are two."""
+def cheap_app(*, router: dict[str, Any] | None = ROUTER, **options: Any) -> serve.Application:
+    """Replicas behind a front.
+
+    Parameters
+    ----------
+    router
+        Serve's ``request_router_config``; ``None`` for Serve's own router.
+    **options
+        Serve options of the replicas; two replicas without any.
+    """
+    chosen = {"request_router_config": router} if router is not None else {}
     replicas = serve.deployment(
         CheapReplica,
         max_ongoing_requests=100,
         ray_actor_options={"num_cpus": 0},
-        request_router_config=ROUTER,
+        **chosen,
         **(options or {"num_replicas": 2}),
     )
     return Front.bind(replicas.bind())

@@ -62,19 +62,6 @@ class Fleet:
             )
             return Counter(replies)
 
-    def timed(self, count: int) -> tuple[Counter[str], float]:
-        """As ``ask``, and the 95th percentile of the response times, seconds."""
-
-        def one(client: httpx.Client) -> tuple[str, float]:
-            started_s = time.monotonic()
-            reply = client.get(f"{self.cluster.url}/cheap/").raise_for_status().json()
-            return reply, time.monotonic() - started_s
-
-        with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(4) as pool:
-            replies = list(pool.map(lambda _: one(client), range(count)))
-        times_s = sorted(taken_s for _, taken_s in replies)
-        return Counter(name for name, _ in replies), times_s[int(0.95 * count)]
-
     def _shows(self, replica_id: str, status: EngineStatus) -> bool:
         entry = self.entry(replica_id)
         return entry["standing"] == "live" and entry["state"]["restoring"] == status.restoring
@@ -115,25 +102,6 @@ def test_no_request_reaches_a_replica_after_it_was_pushed_as_restoring(fleet: Fl
     fleet.set(victim, RESTORING)
     time.sleep(0.1)
     assert fleet.ask(100) == {other: 100}
-
-
-def test_mode_aware_routing_spares_the_restoring_replica_and_is_faster_than_power_of_two(
-    fleet: Fleet, record_property: Callable[[str, object], None]
-) -> None:
-    victim, _ = fleet.pages
-    figures = {}
-    for policy in ("power_of_two", "mode_aware"):
-        fleet.cluster.configure({"routing": {"name": policy}})
-        until(lambda name=policy: fleet.cluster.status()["config"]["routing"]["name"] == name)
-        fleet.set(victim, RESTORING)
-        time.sleep(0.5)
-        counts, p95_s = fleet.timed(200)
-        figures[policy] = (counts[victim] / 200, p95_s)
-        record_property(policy, figures[policy])
-        print(f"{policy}: share to the restoring replica {figures[policy][0]:.3f}, p95 {p95_s:.3f}")
-    assert figures["power_of_two"][0] > 0.05
-    assert figures["mode_aware"][0] == 0.0
-    assert figures["mode_aware"][1] < figures["power_of_two"][1]
 
 
 def test_replica_returns_to_routing_when_its_restore_ends(fleet: Fleet) -> None:

@@ -1,8 +1,9 @@
 """A real elastic vLLM engine behind the OpenAI-compatible API of a real cluster."""
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +13,10 @@ import pytest
 from dps_deployments.app import build_fleet
 from ray import serve
 
+from dps_ray.checks.chaos.faults import Fault
+from dps_ray.checks.chaos.load import LoadOptions
+from dps_ray.checks.chaos.run import Target, run_chaos
+from dps_ray.checks.chaos.verdict import table
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import make_tiny
 
@@ -221,34 +226,25 @@ def test_client_that_leaves_frees_its_blocks_before_its_answer_is_complete(
     assert 8 <= made < 8 * 200 / 2
 
 
-def test_killed_engine_costs_no_request_and_leaves_routing_at_once(
-    api: httpx.Client, cluster: Cluster
+def test_killed_engine_and_killed_controller_cost_no_request(
+    api: httpx.Client, cluster: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
-    """Requests that did not stream have given nothing away: every one is answered by the other."""
-    until_live(cluster, 2)
-    engines = [p for p in psutil.Process().children(recursive=True) if "EngineCore" in p.name()]
-    assert len(engines) == 2
-    with ThreadPoolExecutor(12) as pool:
-        replies = [
-            pool.submit(complete, api, prompt=[5 + n] * 40, max_tokens=60, ignore_eos=True)
-            for n in range(60)
-        ]
-        while sum(reply.done() for reply in replies) < 12:
-            time.sleep(0.01)
-        engines[0].kill()
-        killed_s = time.monotonic()
-        while not any(e["standing"] == "dead" for e in cluster.replicas("llm")):
-            assert time.monotonic() - killed_s < 5.0
-            time.sleep(0.01)
-        out_of_routing_s = time.monotonic() - killed_s
-        tokens = [reply.result()["usage"]["completion_tokens"] for reply in replies]
-    assert tokens == [60] * 60
-    assert out_of_routing_s < 1.0
-    until_live(cluster, 2)
+    """What had no token is answered by the other replica; what had some ends with a clear error."""
 
+    def processes() -> set[int]:
+        return {child.pid for child in psutil.Process().children(recursive=True)}
 
-def until_live(cluster: Cluster, count: int) -> None:
-    deadline_s = time.monotonic() + 180.0
-    while sum(entry["standing"] == "live" for entry in cluster.replicas("llm")) < count:
-        assert time.monotonic() < deadline_s, cluster.replicas("llm")
-        time.sleep(0.2)
+    report = asyncio.run(
+        run_chaos(
+            Target(cluster.url, MODEL, 2, processes),
+            [Fault.ENGINE, Fault.CONTROLLER],
+            duration_s=0.0,
+            load=LoadOptions(clients=12, wave_s=4.0, calm_s=2.0, output_tokens=(30, 60)),
+            seed=0,
+            settle_s=2.0,
+            say=print,
+        )
+    )
+    print(table(report))
+    record_property("faults", report.figures["faults"])
+    assert report.ok, report.as_dict()
