@@ -1,4 +1,4 @@
-// AVX-512 with bfloat16 dot products and byte permutations (VBMI).
+// AVX-512 with bfloat16 dot products and bit matrices (GFNI).
 #include <immintrin.h>
 
 #include "scalar.h"

@@ -5,20 +5,23 @@
 // kBlockTokens of them. Sums are float32 and stay in memory between chunks. Each is made of the same
 // operations in the same order whatever the number of tokens.
 #pragma once
-#include "vbmi.h"
+#include "gfni.h"
 
 namespace dps {
 namespace {
 
 // With few tokens memory decides: short chunks of a few panels in turn are that many streams for the
-// hardware to fetch ahead. With many, long chunks spare loads and stores of sums.
+// hardware to fetch ahead, and each plane is fetched by software as far ahead as the panel's next
+// turn. With many, long chunks spare loads and stores of sums.
 constexpr int64_t kFewTokens = 32;
 constexpr int64_t kFewColumns = 64, kManyColumns = kChunkColumns;
-constexpr int64_t kFewPanels = 4;
-constexpr int64_t kFastLead = 1792;  // bytes ahead in a single plane
+constexpr int64_t kFewPanels = 2;
+constexpr int64_t kFewLead = kFewColumns * kPanelRows;  // bytes
 
-// Decodes a chunk block by block (two columns of 32 rows) and fetches the one that follows. With
-// many tokens it does so between the products of the chunk before: tiles and vectors work at once.
+// Decodes a chunk block by block (two columns of 32 rows) between the products of the chunk before,
+// and fetches what follows. So tiles and vectors work at once, memory is asked for at all times, and
+// tiles are loaded long after their weights were stored: such loads cannot take them from the store
+// buffer.
 template <Codec C>
 class Ahead {
  public:
@@ -62,7 +65,7 @@ void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, in
   const int64_t chunk = few ? kFewColumns : kManyColumns;
   const int64_t group = few ? kFewPanels : last - first;
   const int64_t blocks = (tokens + 2 * kTileTokens - 1) / (2 * kTileTokens);
-  const int64_t share = few ? 0 : (kStep / 2 + blocks - 1) / blocks;
+  const int64_t share = (kStep / 2 + blocks - 1) / blocks;
   struct Place {
     int64_t from, k, p;
   };
@@ -80,21 +83,19 @@ void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, in
   };
   const auto ahead_of = [&](const Place& c, uint16_t* out) {
     const int64_t at = address(c);
-    const int64_t next = few && !is_full(C) ? at + kFastLead : address(after(c));
+    const int64_t next = few ? at + kFewLead : address(after(c));
     return Ahead<C>(decoder, g, at, next, steps(c), out);
   };
   uint16_t* now = weights;
   uint16_t* then = weights + kChunkColumns * kPanelRows;
   Place c{first, 0, first};
-  if (!few) ahead_of(c, now).work(kChunkColumns);
+  ahead_of(c, now).work(kChunkColumns);
   while (c.p < last) {
-    if (few) ahead_of(c, now).work(kChunkColumns);
     const Place next = after(c);
     Ahead<C> ahead = ahead_of(next, then);
     unit.multiply(g.x + begin * columns, tokens, columns, c.k, steps(c), now, share, ahead,
                   sums + (c.p - first) * tokens * kPanelRows);
     c = next;
-    if (few) continue;
     ahead.work(kChunkColumns);
     uint16_t* const used = now;
     now = then;
