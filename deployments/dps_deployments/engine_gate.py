@@ -18,8 +18,8 @@ class EngineGate:
     """Stands before an engine's ``chat`` and ``completions``.
 
     The engine itself holds a request that insists on full precision back until it is in full mode;
-    the gate is what gives up in time. A request that met a dying engine and has got no answer yet
-    ends with ``ReplicaLostError``, so that the ingress can send it elsewhere.
+    the gate is what gives up in time. A request that meets a dying engine ends with
+    ``ReplicaLostError``: the ingress sends it elsewhere, or ends its stream if that has begun.
 
     Parameters
     ----------
@@ -52,7 +52,6 @@ class EngineGate:
             # The engine reads the body alone: there the header must win over it too.
             if floor is not Floor.ANY or PRECISION_FIELD in (request.vllm_xargs or {}):
                 request.vllm_xargs = {**(request.vllm_xargs or {}), PRECISION_FIELD: floor.value}
-            answered = False
             try:
                 if floor is Floor.FULL:
                     _refuse_beams(request)
@@ -61,15 +60,14 @@ class EngineGate:
                     # goes with it.
                     request.vllm_xargs[WAIT_FIELD] = left_s
                 async for response in tell_origins(method(request, raw_request_info)):
-                    if not answered and client.errored and _is_error(response):
+                    if client.errored and _is_error(response):
                         raise replica_lost("the engine has ended")
-                    answered = True
                     yield response
             except FullModeMissedError as missed:
                 retry_after_s = self._read_options().min_retry_after_s
                 raise precision_unavailable(missed.waited_s, retry_after_s) from None
             except Exception as error:
-                if answered or not client.errored:
+                if not client.errored:
                     raise
                 raise replica_lost(type(error).__name__) from error
 

@@ -151,9 +151,21 @@ def test_request_that_a_dying_engine_has_not_answered_can_go_elsewhere(stream: b
         collect(dying(0), request(stream=stream))
 
 
-def test_stream_that_has_begun_ends_with_the_engines_own_error() -> None:
-    with pytest.raises(RuntimeError, match="EngineDead"):
-        collect(dying(1), request(stream=True))
+class Telling(Engine):
+    """Tells its death in the stream, as vLLM does, by an event that points to a stack trace."""
+
+    async def completions(self, body: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        yield 'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
+        self.client.errored = True
+        yield 'data: {"error":{"message":"See stack trace (above)"}}\n\n'
+
+
+def test_stream_that_has_begun_ends_with_the_loss_of_the_replica_not_with_internals() -> None:
+    telling = Telling(Client(None))
+    EngineGate(lambda: Mode.FULL, AdmissionOptions).guard(telling, telling.client)
+    for engine in (dying(1), telling):
+        with pytest.raises(ReplicaLostError):
+            collect(engine, request(stream=True))
 
 
 def test_error_of_a_living_engine_is_passed_on() -> None:
