@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.block_precision import BlockPrecision, Written
 from dps_ray.scheduling.ledger import UnitLedger
-from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
 
@@ -222,10 +222,8 @@ class ElasticScheduling(_Mixin):
             yield from manager.req_to_blocks.values()
 
     def _obey_fleet(self) -> None:
-        restore, fast = self._page.permits()
-        self.sum_manager.set_permits(
-            Permits(restore=restore, fast=fast, hold_full=len(self._full_requests) > 0)
-        )
+        permits = replace(self._page.permits(), hold_full=len(self._full_requests) > 0)
+        self.sum_manager.set_permits(permits)
 
     def _tokens_in_base_blocks(self) -> int:
         """Tokens of a request that never needs a block of a unit: each group of layers has tables

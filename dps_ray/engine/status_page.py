@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.rank_section import RANK_CELLS, RankSection
 from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.permits import Permits
 from dps_ray.status import EngineStatus
 
 MAX_RANKS = 64
@@ -39,7 +40,14 @@ _PREFIX = "dps-"
 _STATUS_FIELDS = tuple(field.name for field in fields(EngineStatus))
 _STATUS_VALUES = attrgetter(*_STATUS_FIELDS[1:])
 _FAULT_BYTES = 240
-_HEADER = ("owner_pid", "owner_pid_namespace", "pin_request", "restore_until_s", "fast_denied")
+_HEADER = (
+    "owner_pid",
+    "owner_pid_namespace",
+    "pin_request",
+    "restore_until_s",
+    "fast_denied",
+    "restores_stopped",
+)
 _ANY_TIME = 0.0
 _STATUS_START = len(_HEADER)
 _FAULT_START = _STATUS_START + len(_STATUS_FIELDS)
@@ -141,7 +149,9 @@ class StatusPage:
 
     # --- fleet -> scheduler ------------------------------------------------------------------
 
-    def set_permits(self, *, restore_until_s: float | None, fast: bool) -> None:
+    def set_permits(
+        self, *, restore_until_s: float | None, fast: bool, stop_restores: bool = False
+    ) -> None:
         """Tell the scheduler what the fleet allows; both are allowed on a new page.
 
         Parameters
@@ -151,14 +161,21 @@ class StatusPage:
             all processes of a host; ``None`` for any time.
         fast
             The replica may leave full mode.
+        stop_restores
+            Open restores end, and none begins.
         """
         self._cells[3] = _ANY_TIME if restore_until_s is None else max(restore_until_s, 1e-9)
         self._cells[4] = 0.0 if fast else 1.0
+        self._cells[5] = 1.0 if stop_restores else 0.0
 
-    def permits(self) -> tuple[bool, bool]:
-        """Whether restores may begin now, and whether full mode may be left."""
+    def permits(self) -> Permits:
+        """What the fleet allows at this moment."""
         until_s = float(self._cells[3])
-        return until_s == _ANY_TIME or time.monotonic() < until_s, self._cells[4] == 0.0
+        return Permits(
+            restore=until_s == _ANY_TIME or time.monotonic() < until_s,
+            fast=self._cells[4] == 0.0,
+            stop=self._cells[5] != 0.0,
+        )
 
     # --- ranks -> scheduler ------------------------------------------------------------------
 

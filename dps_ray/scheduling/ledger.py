@@ -221,8 +221,8 @@ class UnitLedger:
         self._segment_state[task.segment] = SegmentState.BOUND
         return True
 
-    def fail_restore(self, task: RestoreTask) -> bool:
-        """Give the unit of a failed restore back; ``False`` where ``task`` is outdated.
+    def abandon_restore(self, task: RestoreTask) -> bool:
+        """Give the unit of a failed or stopped restore back; ``False`` where ``task`` is outdated.
 
         The unit is FREE and holds part of a segment: it must be zeroed before its first KV write.
         The segment stays EVICTED and waits behind the others.

@@ -25,8 +25,8 @@ class PendingOrders:
             self.cancel.append(lend.cancelled)
         self.zero.append(lend.unit)
 
-    def restore_failed(self, task: RestoreTask) -> None:
-        """Order the end of a restore on every rank: those it did not fail on may be copying."""
+    def restore_ended(self, task: RestoreTask) -> None:
+        """Order the end of a restore on every rank: some may still be copying."""
         self.cancel.append(task)
         self.zero.append(task.unit)
 

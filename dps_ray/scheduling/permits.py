@@ -11,6 +11,8 @@ class Permits:
 
     restore: bool = True
     """New restores may begin. Open ones run on without."""
+    stop: bool = False
+    """Open restores end now, and none begins."""
     fast: bool = True
     """The replica may leave full mode. One that is in fast mode already may lend on."""
     hold_full: bool = False

@@ -85,12 +85,17 @@ class ResidualReturn:
         task = self._current(unit, epoch)
         if task is None:
             return False
-        self._ledger.fail_restore(task)
+        self._give_back(task)
         self.retry.failed(task.segment, error, self._clock())
         self._counters.restores_failed += 1
-        self._orders.restore_failed(task)
-        self._blocks.reveal_unit(unit)
         return True
+
+    def stop(self) -> None:
+        """End all open restores; their segments are restored later, from their beginning."""
+        for task in self._ledger.open_restores:
+            self._give_back(task)
+            self._counters.restores_cancelled += 1
+            self._began_s = None
 
     def lent(self) -> None:
         """A unit was lent: the way back begins anew."""
@@ -101,6 +106,12 @@ class ResidualReturn:
         if self._began_s is not None:
             self._counters.last_restore_s = now - self._began_s
             self._began_s = None
+
+    def _give_back(self, task: RestoreTask) -> None:
+        """End an open restore; its unit, partly written, joins the KV cache."""
+        self._ledger.abandon_restore(task)
+        self._orders.restore_ended(task)
+        self._blocks.reveal_unit(task.unit)
 
     def _current(self, unit: int, epoch: int) -> RestoreTask | None:
         task = self._ledger.open_restore(unit)

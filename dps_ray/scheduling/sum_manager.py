@@ -189,6 +189,8 @@ class SumManager:
     def set_permits(self, permits: Permits) -> None:
         """Obey ``permits`` from this step on; call it before the step's allocation."""
         self._permits = permits
+        if permits.stop:
+            self._return.stop()
 
     # -- reports of the ranks ---------------------------------------------------------------------
 
@@ -315,7 +317,8 @@ class SumManager:
     def _begin_restores(self, pressure: Pressure, now: float) -> tuple[RestoreTask, ...]:
         candidates = self.restore_candidates() if self._may_restore(pressure, now) else ()
         self._wants_restore = bool(candidates)
-        return self._return.begin(candidates, now) if self._permits.restore else ()
+        may_begin = self._permits.restore and not self._permits.stop
+        return self._return.begin(candidates, now) if may_begin else ()
 
     def _may_restore(self, pressure: Pressure, now: float) -> bool:
         return self._policy.may_restore(pressure, self._pin, now) and self._return.retry.may_start(

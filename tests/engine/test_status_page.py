@@ -19,6 +19,7 @@ from dps_ray.config import DpsConfigError
 from dps_ray.engine.rank_section import MAX_LAYERS, MAX_UNITS
 from dps_ray.engine.status_page import MAX_RANKS, StatusPage, remove_orphans
 from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.permits import Permits
 from dps_ray.status import EngineStatus
 
 PUBLICATIONS = 60_000
@@ -267,18 +268,20 @@ def test_page_of_a_dead_process_is_removed_and_that_of_a_living_one_stays(page: 
 
 
 def test_new_page_allows_everything(page: StatusPage) -> None:
-    assert page.permits() == (True, True)
+    assert page.permits() == Permits(restore=True, fast=True)
 
 
 def test_permit_to_restore_ends_at_its_time(page: StatusPage) -> None:
     page.set_permits(restore_until_s=time.monotonic() + 0.05, fast=False)
-    assert page.permits() == (True, False)
+    assert page.permits() == Permits(restore=True, fast=False)
     time.sleep(0.06)
-    assert page.permits() == (False, False)
+    assert page.permits() == Permits(restore=False, fast=False)
     page.set_permits(restore_until_s=0.0, fast=True)
-    assert page.permits() == (False, True)
+    assert page.permits() == Permits(restore=False, fast=True)
+    page.set_permits(restore_until_s=0.0, fast=True, stop_restores=True)
+    assert page.permits() == Permits(restore=False, stop=True)
     page.set_permits(restore_until_s=None, fast=True)
-    assert page.permits() == (True, True)
+    assert page.permits() == Permits()
 
 
 def test_page_of_another_pid_namespace_stays(page: StatusPage) -> None:

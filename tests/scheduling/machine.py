@@ -10,6 +10,7 @@ from dps_ray.commands import RestoreTask, StepCommand
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.layers import LayerSegments
 from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import SwitchLimits
 from dps_ray.scheduling.retry import RetryLimits
 from dps_ray.scheduling.states import UnitState
@@ -138,6 +139,15 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.pins_since_switch.add(pin)
 
     # -- what the ranks report --------------------------------------------------------------------
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def fleet_stops_restores(self) -> None:
+        self.manager.set_permits(Permits(stop=True))
+        assert self.ledger.open_restores == ()
+        for unit in list(self.open):
+            self._close(unit)
+        self.manager.set_permits(Permits())
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), rank=st.integers(0, 1))

@@ -88,13 +88,13 @@ def test_segment_is_evicted_from_the_choice_of_its_restore_until_success():
     ledger.lend()
     first = ledger.begin_restore(0)
     assert ledger.segment_state(0) is SegmentState.EVICTED
-    assert ledger.fail_restore(first)
+    assert ledger.abandon_restore(first)
     assert ledger.state(0) is UnitState.FREE
     assert ledger.segment_state(0) is SegmentState.EVICTED
     second = ledger.begin_restore(0)
     assert second.epoch > first.epoch
     assert not ledger.complete_restore(first)
-    assert not ledger.fail_restore(first)
+    assert not ledger.abandon_restore(first)
     assert ledger.complete_restore(second)
     assert ledger.segment_state(0) is SegmentState.BOUND
 
@@ -113,7 +113,7 @@ def test_any_binding_tries_other_segments_before_one_that_failed():
     ledger = UnitLedger(2, 1, binding="any")
     lend_all(ledger)
     failed = ledger.begin_restore(0)
-    ledger.fail_restore(failed)
+    ledger.abandon_restore(failed)
     assert ledger.begin_restore(0).segment != failed.segment
 
 

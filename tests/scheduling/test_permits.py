@@ -46,6 +46,27 @@ def test_open_restores_run_on_after_the_permit_ends() -> None:
     assert replica.step().mode is Mode.FULL
 
 
+def test_stopped_restores_give_their_units_back_zeroed_and_begin_again_later() -> None:
+    replica = lent_replica()
+    tasks = replica.step().restore
+    assert replica.finish(tasks[0])
+    replica.manager.set_permits(Permits(restore=False, stop=True))
+    assert replica.manager.obtainable_blocks >= 3 * replica.manager.ledger.blocks_per_unit
+    command = replica.step()
+    assert command.cancel == tasks[1:]
+    assert set(command.zero) == {task.unit for task in tasks[1:]}
+    assert command.mode is Mode.FAST
+    assert replica.manager.wants_restore is False
+    assert replica.step().restore == ()
+    assert replica.manager.wants_restore
+    assert not replica.finish(tasks[1])
+    replica.manager.set_permits(Permits())
+    again = replica.step().restore
+    assert len(again) == 3
+    assert all(replica.finish(task) for task in again)
+    assert replica.step().mode is Mode.FULL
+
+
 def test_replica_under_demand_does_not_wish_to_restore() -> None:
     replica = lent_replica()
     replica.manager.set_permits(Permits(restore=False))
@@ -78,7 +99,9 @@ def test_pin_to_fast_overrules_the_fleet_but_not_requests_that_insist() -> None:
     assert replica.step().mode is Mode.FAST
 
 
-permits = st.builds(Permits, restore=st.booleans(), fast=st.booleans(), hold_full=st.booleans())
+permits = st.builds(
+    Permits, **dict.fromkeys(("restore", "stop", "fast", "hold_full"), st.booleans())
+)
 
 
 @given(st.lists(st.tuples(permits, st.integers(0, ALL_BLOCKS), st.sampled_from(Pin))))
@@ -102,9 +125,12 @@ def test_replica_never_leaves_full_mode_under_requests_that_insist(
         if mode is Mode.FULL and allowed.hold_full:
             assert command.mode is Mode.FULL
             assert command.zero == ()
-        if not allowed.restore:
+        if allowed.stop or not allowed.restore:
             assert command.restore == ()
+        if allowed.stop:
+            assert replica.manager.ledger.open_restores == ()
         mode = command.mode
-        for task in command.restore:
+        # The others stay open, for a stop to end them.
+        for task in command.restore[::2]:
             replica.finish(task)
         replica.manager.check_integrity()
