@@ -9,23 +9,29 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Header, HTTPException, Query
 from fastapi.responses import HTMLResponse
 from ray import serve
 
+from dps_deployments.admin import require_token
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
 from dps_ray.config import DpsConfigError
 from dps_ray.fleet.aggregate import FleetAggregate
 from dps_ray.fleet.coordinator import Coordinator
+from dps_ray.fleet.orders import FLEET
 from dps_ray.fleet.publication import ControllerOptions, Publication, parse_controller_options
 from dps_ray.fleet.snapshot import FreshnessOptions
 from dps_ray.fleet.state import ReplicaState
 from dps_ray.fleet.tally import RouterReport
+from dps_ray.modes import Pin
 
 MAX_WAIT_S = 30.0
+DEFAULT_HOLD_S = 60.0
+MAX_HOLD_S = 86400.0
 PAGE = Path(__file__).with_name("page.html")
 PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
@@ -135,6 +141,7 @@ class FleetController:
             "config_error": self._config_error,
             "listening_routers": self._listeners,
             "reports": {key.value: count for key, count in self._aggregate.verdicts.items()},
+            "orders": self._coordinator.orders.model_dump(mode="json"),
             "leases": self._lease_status(),
             "budget": {
                 "fast_token_share": self._coordinator.budget.fast_token_share,
@@ -146,6 +153,56 @@ class FleetController:
             ],
             "replicas": [entry.model_dump(mode="json") for entry in snapshot.entries],
         }
+
+    @status_api.put("/admin/pins/{target}")
+    async def pin(
+        self, target: str, pin: Pin, authorization: Annotated[str | None, Header()] = None
+    ) -> dict[str, Any]:
+        """Pin the mode of a replica, or of all others (``*``), above the configuration."""
+        require_token(self._options.admin, authorization)
+        self._require_known(target, others=[FLEET])
+        return self._order(target, pin)
+
+    @status_api.delete("/admin/pins/{target}")
+    async def unpin(
+        self, target: str, authorization: Annotated[str | None, Header()] = None
+    ) -> dict[str, Any]:
+        """Take an order back: what the configuration says counts again."""
+        require_token(self._options.admin, authorization)
+        if target not in self._coordinator.orders.pins:
+            raise HTTPException(404, f"there is no order for {target!r}")
+        return self._order(target, None)
+
+    @status_api.delete("/admin/leases/{replica_id}")
+    async def revoke_lease(
+        self,
+        replica_id: str,
+        hold_s: Annotated[float, Query(ge=0.0, le=MAX_HOLD_S)] = DEFAULT_HOLD_S,
+        authorization: Annotated[str | None, Header()] = None,
+    ) -> dict[str, Any]:
+        """End a replica's restore and give it no lease for ``hold_s``."""
+        require_token(self._options.admin, authorization)
+        if not self._coordinator.book.revoke(replica_id, hold_s):
+            held = ", ".join(lease.replica_id for lease in self._coordinator.book.leases())
+            raise HTTPException(
+                404, f"{replica_id!r} holds no lease: those of {held or 'nobody'} are valid"
+            )
+        logger.warning("admin call: lease of %s revoked for %.1f s", replica_id, hold_s)
+        return {"revoked": replica_id, "hold_s": hold_s}
+
+    def _order(self, target: str, pin: Pin | None) -> dict[str, Any]:
+        orders = self._coordinator.orders.pinned(target, pin, int(time.time() * 1000))
+        self._coordinator.orders = orders
+        logger.warning("admin call: pin of %s is now %s", target, pin and pin.value)
+        return orders.model_dump(mode="json")
+
+    def _require_known(self, target: str, others: Sequence[str] = ()) -> None:
+        known = [entry.replica_id for entry in self._aggregate.snapshot().entries]
+        if target not in known and target not in others:
+            raise HTTPException(
+                404,
+                f"there is no replica {target!r}: known are {', '.join([*known, *others])}",
+            )
 
     @property
     def _aggregate(self) -> FleetAggregate:

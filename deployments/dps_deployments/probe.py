@@ -71,6 +71,7 @@ class ReplicaProbe:
             deployment=self._identity.deployment,
             has_lease=self._permits.has_lease(time.monotonic()),
             may_go_fast=self._permits.may_go_fast(time.monotonic()),
+            orders=self._permits.orders,
         )
 
     def _look(self) -> EngineStatus | None:
@@ -101,5 +102,6 @@ class ReplicaProbe:
             # An engine that is not elastic has one mode: its checkpoint's own precision.
             mode=Mode.FULL if up and not elastic else None,
             fault=self._cause_of_death,
+            orders=self._permits.orders,
             may_go_fast=self._permits.may_go_fast(time.monotonic()) if elastic else False,
         )

@@ -109,6 +109,7 @@ class DpsLLMServer(LLMServer):
             self._page.set_permits(
                 restore_until_s=self._permits.restore_until_s(now_s),
                 fast=self._permits.may_go_fast(now_s),
+                stop_restores=self._permits.must_stop_restores(now_s),
             )
             if self._probe.cause_of_death is None:
                 self._pins.keep(self._permits.pin)

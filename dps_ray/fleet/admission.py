@@ -10,7 +10,7 @@ from dps_ray.fleet.state import Seconds
 
 
 class AdmissionOptions(BaseModel):
-    """Limits on waiting at a router. Every refusal is a 503 with ``Retry-After``."""
+    """Limits on waiting at the ingress. Every refusal is a 503 with ``Retry-After``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -19,13 +19,16 @@ class AdmissionOptions(BaseModel):
     seconds. It may ask for less with the header ``X-DPS-Wait-S``."""
     no_replica_wait_s: Seconds = 120.0
     """Longest wait while no replica can serve at all, seconds: it bridges the start of one."""
+    max_waiting: Annotated[int, Field(ge=0)] = 512
+    """Most requests that may wait at one ingress replica for a place on the replicas. Beyond it the
+    least urgent is shed, the youngest among equals."""
     min_retry_after_s: Annotated[float, Field(ge=1.0)] = 2.0
     """Shortest ``Retry-After``, seconds; also used where no drain rate is known."""
     max_retry_after_s: Annotated[float, Field(ge=1.0)] = 60.0
 
 
 class DrainRate:
-    """How fast a router's requests end, over the recent past.
+    """How fast requests are served, over the recent past.
 
     Parameters
     ----------
@@ -39,14 +42,14 @@ class DrainRate:
         self._since_s: float | None = None
 
     def note(self, now_s: float) -> None:
-        """A request has ended."""
+        """A request was served, or has left the queue to be."""
         if self._since_s is None:
             self._since_s = now_s
         self._ends_s.append(now_s)
         self._trim(now_s)
 
     def per_s(self, now_s: float) -> float | None:
-        """Requests ended per second; ``None`` before any has."""
+        """Requests per second; ``None`` before the first."""
         self._trim(now_s)
         if self._since_s is None or not self._ends_s:
             return None

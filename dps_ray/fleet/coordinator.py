@@ -7,7 +7,9 @@ from pydantic import BaseModel, ConfigDict
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.aggregate import FleetAggregate
 from dps_ray.fleet.budget import PrecisionBudget
-from dps_ray.fleet.leases import FleetFigures, LeaseBook, LeaseOptions, Refusal
+from dps_ray.fleet.figures import FleetFigures
+from dps_ray.fleet.leases import LeaseBook, LeaseOptions, Refusal
+from dps_ray.fleet.orders import Orders
 from dps_ray.fleet.publication import ControllerOptions
 from dps_ray.fleet.routers import RouterBook
 from dps_ray.fleet.state import Health, ReplicaState
@@ -33,6 +35,8 @@ class Reply(BaseModel):
     admission: AdmissionOptions = AdmissionOptions()
     pin: Pin | None = None
     """The operator's pin; ``None``: the one the replica was started with."""
+    orders: Orders = Orders()
+    """All of the operator's orders, for the replica to keep and to report."""
 
 
 class Coordinator:
@@ -58,6 +62,8 @@ class Coordinator:
         self.refusals: dict[str, Refusal] = {}
         """Latest refusal by replica that wants to restore."""
         self.routers = RouterBook(clock)
+        self.orders = Orders()
+        """What the operator has ordered by calls; see ``Orders``."""
         self._clock = clock
         self._figures: FleetFigures | None = None
         self._figures_at_s = float("-inf")
@@ -79,6 +85,8 @@ class Coordinator:
             state.replica_id, state.application
         ):
             state = state.model_copy(update={"health": Health.DRAINING})
+        if state.orders.revision > self.orders.revision:
+            self.orders = state.orders
         verdict = self.aggregate.apply(state)
         lease: bool | Refusal = False
         allowed = False
@@ -99,7 +107,8 @@ class Coordinator:
             may_go_fast=allowed,
             terms=self.options.leases,
             admission=self.options.admission,
-            pin=self.options.pins.get(state.replica_id, self.options.pins.get("*")),
+            pin=self.orders.pin_of(state.replica_id, self.options.pins),
+            orders=self.orders,
         )
 
     def tick(self) -> None:
@@ -108,6 +117,7 @@ class Coordinator:
             self.book.forget([replica_id])
             self.budget.forget(replica_id)
             self.routers.forget(replica_id)
+            self.orders = self.orders.without(replica_id)
             self.refusals.pop(replica_id, None)
 
     def figures(self) -> FleetFigures:

@@ -7,19 +7,20 @@ Why there are never more valid leases than the limit: a lease runs, on the repli
 moment the report was *sent* that it answers, and on the controller's from the moment that report
 *arrived*, so the replica's ends first. A new controller grants nothing for one lease time, in which
 every lease of its predecessor has been reported or has run out. A lease that is revoked keeps its
-place until it would have run out: the answer that says so may be lost.
+place until it would have run out: the answer that says so may be lost. The replica that hears it
+ends a restore that runs, except where the lease merely was not granted; see ``Refusal.stops``.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dps_ray.fleet.figures import FleetFigures
 from dps_ray.fleet.shares import share_of
-from dps_ray.fleet.snapshot import Entry, Standing
 from dps_ray.fleet.state import Health, ReplicaState, Share
 
 
@@ -38,9 +39,10 @@ class LeaseOptions(BaseModel):
     ttl_s: Annotated[float, Field(gt=0.0)] = 10.0
     """Life of a lease that is not renewed, seconds. Every report of its holder renews it."""
     min_headroom_share: Share = 0.05
-    """Headroom of the live replicas that do not restore, as a share of their KV memory, below which
-    leases are revoked and none is granted: a restoring replica gets no new work, and the others
-    could not take it."""
+    """Headroom of the other live replicas that do not restore, as a share of their KV memory, below
+    which a replica's lease is revoked, a restore of its that runs ends, and none is granted: it
+    would get no new work, and the others could not take it. The replica gets a lease again after
+    the revoked one would have run out."""
     min_known_share: Share = 0.5
     """Share of the known replicas that must be live. Below it the controller is blind and grants
     nothing."""
@@ -63,6 +65,13 @@ class Refusal(StrEnum):
     """The fleet's leases are taken, or older wishes come first."""
     NODE = "node"
     """The node's leases are taken."""
+    REVOKED = "revoked"
+    """Its lease was revoked a moment ago, under pressure or by the operator."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether a restore that runs must end, and not only no new one begin."""
+        return self in (Refusal.PRESSURE, Refusal.LEAVING, Refusal.REVOKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,34 +82,6 @@ class Lease:
     node_id: str | None
     granted_at_s: float
     expires_at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class FleetFigures:
-    """What the whole fleet looks like to those who decide on one replica."""
-
-    live: int
-    present: int
-    """Live and stale replicas."""
-    headroom_blocks: int
-    """Of live replicas that do not restore and know it."""
-    total_blocks: int
-    """KV blocks of the same replicas."""
-
-    @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Self:
-        """Sum up a snapshot."""
-        live = present = headroom = total = 0
-        for entry in entries:
-            present += entry.standing in (Standing.LIVE, Standing.STALE)
-            state = entry.state
-            if entry.standing is not Standing.LIVE or state is None:
-                continue
-            live += 1
-            if not state.restoring and state.headroom_blocks is not None and state.total_blocks:
-                headroom += state.headroom_blocks
-                total += state.total_blocks
-        return cls(live, present, headroom, total)
 
 
 class LeaseBook:
@@ -122,6 +103,8 @@ class LeaseBook:
         self._ending: dict[str, Lease] = {}
         """Revoked leases whose holders may not have heard of it: they keep their places until they
         would have run out."""
+        self._barred: dict[str, float] = {}
+        """Replicas whose lease was revoked, and until when they get none."""
         self._wishes: dict[str, _Wish] = {}
         self._unleased: dict[str, float] = {}
         """Replicas that restore without a lease, and when that was last heard."""
@@ -166,11 +149,12 @@ class LeaseBook:
         self._wishes[replica_id] = _Wish(wish.since_s if wish else now_s, now_s, state.node_id)
         refusal = self._objection(state, fleet(), now_s)
         if refusal is not None:
-            revoked = self._leases.pop(replica_id, None)
+            revoked = self._revoke(replica_id)
             if revoked is not None:
-                self.revoked += 1
-                if state.health is not Health.DEAD:
-                    self._ending[replica_id] = revoked
+                if state.health is Health.DEAD:
+                    del self._ending[replica_id]
+                elif refusal is Refusal.PRESSURE:
+                    self._barred[replica_id] = revoked.expires_at_s
             if state.restoring:
                 self._unleased[replica_id] = now_s
             if refusal is Refusal.LEAVING:
@@ -189,6 +173,17 @@ class LeaseBook:
         )
         return True
 
+    def revoke(self, replica_id: str, hold_s: float) -> bool:
+        """Take a lease back at an operator's word, and give this replica none for ``hold_s``.
+
+        The replica hears of it with the answer to its next report. ``False``: it has none.
+        """
+        self._expire()
+        if self._revoke(replica_id) is None:
+            return False
+        self._barred[replica_id] = self._clock() + hold_s
+        return True
+
     def forget(self, replica_ids: Iterable[str]) -> None:
         """Drop replicas that are gone or want nothing."""
         for replica_id in replica_ids:
@@ -197,14 +192,21 @@ class LeaseBook:
             self._wishes.pop(replica_id, None)
             self._unleased.pop(replica_id, None)
 
+    def _revoke(self, replica_id: str) -> Lease | None:
+        lease = self._leases.pop(replica_id, None)
+        if lease is not None:
+            self.revoked += 1
+            self._ending[replica_id] = lease
+        return lease
+
     def _objection(self, state: ReplicaState, fleet: FleetFigures, now_s: float) -> Refusal | None:
         options, replica_id = self._options, state.replica_id
         if state.health is not Health.READY:
             return Refusal.LEAVING
-        if fleet.total_blocks and (
-            fleet.headroom_blocks < options.min_headroom_share * fleet.total_blocks
-        ):
+        if fleet.others_spare_less_than(options.min_headroom_share, replica_id):
             return Refusal.PRESSURE
+        if replica_id in self._barred:
+            return Refusal.REVOKED
         if replica_id in self._leases:
             return None
         if now_s < self._started_at_s + options.ttl_s:
@@ -225,7 +227,9 @@ class LeaseBook:
         older = sum(
             wish.since_s < since_s
             for other, wish in self._wishes.items()
-            if other not in self._leases and wish.node_id not in full_nodes
+            if other not in self._leases
+            and other not in self._barred
+            and wish.node_id not in full_nodes
         )
         if older >= free:
             return Refusal.FULL
@@ -243,6 +247,8 @@ class LeaseBook:
                 del leases[lease.replica_id]
         for replica_id in [r for r, wish in self._wishes.items() if now_s - wish.heard_s > ttl_s]:
             del self._wishes[replica_id]
+        for replica_id in [r for r, until_s in self._barred.items() if until_s <= now_s]:
+            del self._barred[replica_id]
         for replica_id in [r for r, at_s in self._unleased.items() if now_s - at_s > ttl_s]:
             del self._unleased[replica_id]
 

@@ -4,6 +4,7 @@ from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.coordinator import Reply
 from dps_ray.fleet.lease_holder import LeaseHolder
 from dps_ray.fleet.leases import LeaseOptions
+from dps_ray.fleet.orders import Orders
 from dps_ray.fleet.state import ReplicaState
 from dps_ray.modes import Pin
 
@@ -18,8 +19,11 @@ class ReplicaPermits:
     def __init__(self, replica_id: str, now_s: float) -> None:
         self._holder = LeaseHolder(replica_id, LeaseOptions(), now_s)
         self._may_go_fast: bool | None = None
+        self._stopped = False
         self.pin: Pin | None = None
         """The operator's pin; ``None``: the one the replica was started with."""
+        self.orders = Orders()
+        """The operator's latest orders, for a controller that does not know them."""
         self.admission = AdmissionOptions()
         """The operator's bounds on waiting."""
 
@@ -37,6 +41,10 @@ class ReplicaPermits:
         """Restores may begin until then; ``None`` for any time."""
         return self._holder.restore_until_s(now_s)
 
+    def must_stop_restores(self, now_s: float) -> bool:
+        """Whether a restore that runs has to end. A replica that decides alone goes on."""
+        return self._stopped and self._holder.restore_until_s(now_s) is not None
+
     def sending(self, state: ReplicaState, now_s: float) -> None:
         """Note that a report goes out."""
         wanted = state.wants_restore or state.restoring
@@ -46,6 +54,8 @@ class ReplicaPermits:
         """Take in the answer to the report that was sent at ``sent_at_s``."""
         if reply.verdict.accepted:
             self._holder.answered(reply.terms, reply.lease, sent_at_s)
+            self._stopped = reply.refusal is not None and reply.refusal.stops
             self._may_go_fast = reply.may_go_fast
             self.pin = reply.pin
+            self.orders = reply.orders
             self.admission = reply.admission

@@ -15,6 +15,23 @@ from dps_ray.fleet.tally import DryRun
 from dps_ray.modes import Pin
 
 
+class AdminOptions(BaseModel):
+    """Where the token is that admin calls must bring; without one every such call is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token_env: str | None = None
+    """Environment variable of the controller's process that holds the token."""
+    token_file: str | None = None
+    """File that holds it, read at every call, so that it can be replaced at any time."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.token_env is not None and self.token_file is not None:
+            raise ValueError("token_env and token_file are both given: keep one of the two")
+        return self
+
+
 class ControllerOptions(BaseModel):
     """The controller's ``user_config``: every value can be changed while the fleet runs."""
 
@@ -33,6 +50,8 @@ class ControllerOptions(BaseModel):
     budget: BudgetOptions = BudgetOptions()
     """How much of the fleet may be in fast mode."""
 
+    admin: AdminOptions = AdminOptions()
+    """Who may give orders by calls."""
     pins: dict[str, Pin] = {}
     """Mode pins by replica id, ``*`` for all others. A replica that is no longer named goes back to
     the pin it was started with."""

@@ -9,6 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from dps_ray.fleet.orders import Orders
 from dps_ray.modes import Mode, Pin
 from dps_ray.status import EngineStatus
 
@@ -100,6 +101,8 @@ class ReplicaState(BaseModel):
     restored_bytes: Count | None = None
     restore_busy_s: Seconds | None = None
     last_restore_s: Seconds | None = None
+    orders: Orders = Orders()
+    """The operator's orders as the replica last heard them."""
     fault: str | None = None
     """Why the replica cannot return to full mode, or why its engine died."""
 
@@ -147,6 +150,7 @@ class ReplicaState(BaseModel):
         deployment: str | None = None,
         has_lease: bool | None = None,
         may_go_fast: bool | None = None,
+        orders: Orders | None = None,
     ) -> Self:
         """Build the state of an elastic engine from one reading of its status page."""
         return cls(
@@ -167,6 +171,7 @@ class ReplicaState(BaseModel):
             wants_restore=status.wants_restore,
             has_lease=has_lease,
             may_go_fast=may_go_fast,
+            orders=orders or Orders(),
             full_requests=status.full_requests,
             used_blocks=status.used_blocks,
             free_blocks=status.free_blocks,

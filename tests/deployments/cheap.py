@@ -56,7 +56,9 @@ class CheapReplica:
         def obey() -> None:
             now_s = time.monotonic()
             page.set_permits(
-                restore_until_s=permits.restore_until_s(now_s), fast=permits.may_go_fast(now_s)
+                restore_until_s=permits.restore_until_s(now_s),
+                fast=permits.may_go_fast(now_s),
+                stop_restores=permits.must_stop_restores(now_s),
             )
 
         client = ControllerClient(CONTROLLER_APP, caller=f"replica {self._replica_id}")

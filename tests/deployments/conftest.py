@@ -3,58 +3,28 @@
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
-import httpx
 import pytest
 import ray
-from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
 from ray import cloudpickle, serve
-from ray.serve.context import _get_global_client
-from ray.serve.schema import ServeDeploySchema
+
+from dps_ray.cli.admin import TOKEN_VARIABLE
+from dps_ray.engine.status_page import StatusPage
 
 from . import cheap
+from .cheap import cheap_app, page_key
+from .cluster import ADMIN_TOKEN, Cluster
+from .fleet import Fleet, until
+from .statuses import IDLE
 
 HTTP_PORT = 48210
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A running Serve instance."""
-
-    url: str
-
-    def status(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/dps/status", timeout=5.0).raise_for_status().json())
-
-    def replicas(self, app: str) -> list[dict[str, Any]]:
-        """Entries of one application's replicas; other tests' replicas are forgotten slowly."""
-        return [
-            entry
-            for entry in self.status()["replicas"]
-            if entry["state"] is not None and entry["state"]["deployment"].startswith(f"{app}#")
-        ]
-
-    def configure(self, user_config: dict[str, Any]) -> None:
-        """Deploy the controller with this ``user_config``, the way ``serve deploy`` does.
-
-        Only a config file makes that an update in place: from Python every deployment is new code.
-        """
-        application = {
-            "name": cheap.CONTROLLER_APP,
-            "route_prefix": "/dps",
-            "import_path": "dps_deployments.app:build_controller",
-            "deployments": [{"name": CONTROLLER_DEPLOYMENT, "user_config": user_config}],
-        }
-        schema = ServeDeploySchema.model_validate({"applications": [application]})
-        _get_global_client().deploy_apps(schema, _blocking=True)
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     # A token file left behind by some other Ray would turn authentication on.
     os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ[TOKEN_VARIABLE] = ADMIN_TOKEN
     # Autoscaling figures every half second, not every ten.
     os.environ["RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "0.5"
     os.environ["RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "0.5"
@@ -74,3 +44,27 @@ def cluster() -> Iterator[Cluster]:
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: Cluster) -> Iterator[Fleet]:
+    serve.run(cheap_app(), name="cheap", route_prefix="/cheap")
+    until(lambda: len(cluster.replicas("cheap")) == 2)
+    ids = [entry["replica_id"] for entry in cluster.replicas("cheap")]
+    pages = {replica_id: StatusPage.attach(page_key(replica_id)) for replica_id in ids}
+    fleet = Fleet(cluster, pages)
+    yield fleet
+    serve.delete("cheap")
+    for page in pages.values():
+        page.remove()
+
+
+@pytest.fixture
+def calm(fleet: Fleet) -> None:
+    """Every test starts with two idle replicas, the default policy and a listening router."""
+    if fleet.cluster.status()["config"]["routing"]["name"] != "mode_aware":
+        fleet.cluster.configure({})
+    for replica_id in fleet.pages:
+        fleet.set(replica_id, IDLE)
+    fleet.ask(1)
+    until(lambda: fleet.cluster.status()["listening_routers"] >= 1)

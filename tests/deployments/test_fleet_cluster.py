@@ -2,93 +2,24 @@
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-import ray
-from ray import serve
 
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Pin
-from dps_ray.status import EngineStatus
 
-from .cheap import CONTROLLER_APP, cheap_app, page_key
-from .conftest import Cluster
+from .fleet import Fleet, kill_controller, until
 from .statuses import IDLE, LENT, RESTORING
 
 ON_ITS_WAY_S = 0.5
 LEASE_TTL_S = 4.0
 RESTORE_S = 0.5
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-
-def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> float:
-    """Wait for a condition and return how long it took, seconds."""
-    started_s = time.monotonic()
-    while not holds():
-        assert time.monotonic() - started_s < timeout_s, "the condition never held"
-        time.sleep(0.02)
-    return time.monotonic() - started_s
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """Two cheap replicas behind the router, and the pages that play their engines."""
-
-    cluster: Cluster
-    pages: dict[str, StatusPage]
-
-    def entry(self, replica_id: str) -> dict[str, Any]:
-        entries = {entry["replica_id"]: entry for entry in self.cluster.replicas("cheap")}
-        return dict(entries.get(replica_id, {"standing": None, "state": None}))
-
-    def set(self, replica_id: str, status: EngineStatus) -> None:
-        """Publish an engine status and wait until the controller shows it."""
-        self.pages[replica_id].publish(status)
-        until(lambda: self._shows(replica_id, status))
-
-    def ask(self, count: int) -> Counter[str]:
-        """Send requests, eight at a time, and count who answered."""
-        with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(8) as pool:
-            replies = pool.map(
-                lambda _: client.get(f"{self.cluster.url}/cheap/").raise_for_status().json(),
-                range(count),
-            )
-            return Counter(replies)
-
-    def _shows(self, replica_id: str, status: EngineStatus) -> bool:
-        entry = self.entry(replica_id)
-        return entry["standing"] == "live" and entry["state"]["restoring"] == status.restoring
-
-
-@pytest.fixture(scope="module")
-def fleet(cluster: Cluster) -> Iterator[Fleet]:
-    serve.run(cheap_app(), name="cheap", route_prefix="/cheap")
-    until(lambda: len(cluster.replicas("cheap")) == 2)
-    ids = [entry["replica_id"] for entry in cluster.replicas("cheap")]
-    pages = {replica_id: StatusPage.attach(page_key(replica_id)) for replica_id in ids}
-    fleet = Fleet(cluster, pages)
-    yield fleet
-    serve.delete("cheap")
-    for page in pages.values():
-        page.remove()
-
-
-@pytest.fixture(autouse=True)
-def calm(fleet: Fleet) -> None:
-    """Every test starts with two idle replicas, the default policy and a listening router."""
-    if fleet.cluster.status()["config"]["routing"]["name"] != "mode_aware":
-        fleet.cluster.configure({})
-    for replica_id in fleet.pages:
-        fleet.set(replica_id, IDLE)
-    fleet.ask(1)
-    until(lambda: fleet.cluster.status()["listening_routers"] >= 1)
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240), pytest.mark.usefixtures("calm")]
 
 
 def test_equal_replicas_share_the_load(fleet: Fleet) -> None:
@@ -187,7 +118,7 @@ class PlayedEngine:
 
     def run(self, stop: threading.Event) -> None:
         self._page.publish(LENT)
-        while not self._page.permits()[0]:
+        while not self._page.permits().restore:
             if stop.wait(0.005):
                 return
         started_s = time.monotonic()
@@ -226,18 +157,8 @@ def test_restores_never_overlap_under_one_lease_and_wait_for_a_controller_that_d
     # A new controller, which takes longer than this to start, grants nothing before every lease of
     # the dead one has run out; a grant may have been on its way when that one died.
     assert second_began_s > killed_s + LEASE_TTL_S or second_began_s < killed_s + ON_ITS_WAY_S
-    until(lambda: _is_back(fleet), timeout_s=60.0)
+    until(lambda: fleet.is_back(), timeout_s=60.0)
     fleet.cluster.configure({})
-
-
-def kill_controller() -> None:
-    prefix = f"SERVE_REPLICA::{CONTROLLER_APP}#"
-    (name,) = [
-        actor["name"]
-        for actor in ray.util.list_named_actors(all_namespaces=True)
-        if actor["name"].startswith(prefix)
-    ]
-    ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
 
 
 def test_service_and_steering_go_on_while_the_controller_is_dead(fleet: Fleet) -> None:
@@ -247,7 +168,7 @@ def test_service_and_steering_go_on_while_the_controller_is_dead(fleet: Fleet) -
     version = fleet.cluster.status()["version"]
     kill_controller()
     assert fleet.ask(100) == {other: 100}
-    until(lambda: _is_back(fleet), timeout_s=60.0)
+    until(lambda: fleet.is_back(), timeout_s=60.0)
     assert fleet.cluster.status()["version"] > version
     assert fleet.ask(40) == {other: 40}
 
@@ -261,13 +182,3 @@ def test_dead_engine_gets_nothing_more_and_stays_dead(fleet: Fleet) -> None:
     fleet.pages[victim].set_pin(Pin.AUTO)
     time.sleep(0.5)
     assert fleet.entry(victim)["standing"] == "dead"
-
-
-def _is_back(fleet: Fleet) -> bool:
-    """The controller answers again, has heard every replica, and some router listens."""
-    try:
-        status = fleet.cluster.status()
-    except httpx.HTTPError:
-        return False
-    live = [e for e in fleet.cluster.replicas("cheap") if e["standing"] == "live"]
-    return len(live) == len(fleet.pages) and status["listening_routers"] >= 1

@@ -12,7 +12,7 @@ from dps_ray.engine.status_page import StatusPage
 from dps_ray.status import EngineStatus
 
 from .cheap import cheap_app, page_key
-from .conftest import Cluster
+from .cluster import Cluster
 from .statuses import IDLE
 
 pytestmark = [

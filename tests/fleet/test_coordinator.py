@@ -137,6 +137,64 @@ def test_replica_learns_the_operators_bounds_on_waiting(coordinator: Coordinator
     assert permits.admission.full_wait_s == 1.5
 
 
+def test_replica_ends_a_restore_whose_lease_was_taken_back_but_not_when_it_is_alone(
+    coordinator: Coordinator, clock: Clock
+) -> None:
+    permits = ReplicaPermits("a", clock.now_s)
+    permits.answered(coordinator.report(replica_state("a", 1, wants_restore=True)), clock.now_s)
+    assert permits.has_lease(clock.now_s)
+    assert not permits.must_stop_restores(clock.now_s)
+    assert coordinator.book.revoke("a", 60.0)
+    permits.answered(coordinator.report(replica_state("a", 2, restoring=True)), clock.now_s)
+    assert permits.must_stop_restores(clock.now_s)
+    assert not permits.has_lease(clock.now_s)
+    clock.now_s += 2 * (coordinator.options.leases.alone_after_s or 0.0)
+    assert not permits.must_stop_restores(clock.now_s)
+
+
+def test_replica_that_waits_its_turn_is_not_told_to_stop(coordinator: Coordinator) -> None:
+    coordinator.report(replica_state("a", 1, wants_restore=True))
+    permits = ReplicaPermits("b", 0.0)
+    permits.answered(coordinator.report(replica_state("b", 1, wants_restore=True)), 0.0)
+    assert not permits.must_stop_restores(0.0)
+
+
+def test_order_beats_the_configuration_and_what_names_a_replica_beats_all_others(
+    coordinator: Coordinator,
+) -> None:
+    coordinator.reconfigure(ControllerOptions(pins={"a": Pin.FULL, "*": Pin.AUTO}))
+    coordinator.orders = coordinator.orders.pinned("*", Pin.FAST, 5)
+    assert [coordinator.report(replica_state(name)).pin for name in "ab"] == [Pin.FULL, Pin.FAST]
+    coordinator.orders = coordinator.orders.pinned("a", Pin.AUTO, 6).pinned("*", None, 7)
+    assert [coordinator.report(replica_state(name, 2)).pin for name in "ab"] == [Pin.AUTO, Pin.AUTO]
+
+
+def test_new_controller_takes_the_latest_orders_over_from_replicas(
+    coordinator: Coordinator, clock: Clock
+) -> None:
+    permits = {name: ReplicaPermits(name, clock.now_s) for name in "ab"}
+    for revision, name in enumerate("ab", start=1):
+        coordinator.orders = coordinator.orders.pinned("*", list(Pin)[revision], revision)
+        permits[name].answered(coordinator.report(replica_state(name)), clock.now_s)
+    successor = Coordinator(ControllerOptions(), clock)
+    for name in "aba":
+        state = replica_state(name, 2, orders=permits[name].orders)
+        permits[name].answered(successor.report(state), clock.now_s)
+    assert permits["b"].pin is list(Pin)[2]
+    assert successor.orders == coordinator.orders
+    assert successor.orders.pinned("x", Pin.FULL, 0).revision == 3
+
+
+def test_orders_for_replicas_that_are_gone_are_dropped(
+    coordinator: Coordinator, clock: Clock
+) -> None:
+    coordinator.report(replica_state("a"))
+    coordinator.orders = coordinator.orders.pinned("a", Pin.FULL, 1).pinned("*", Pin.FAST, 2)
+    clock.now_s += coordinator.options.ageing.forget_after_s + 1
+    coordinator.tick()
+    assert coordinator.orders.pins == {"*": Pin.FAST}
+
+
 def test_lease_must_outlive_the_silence_after_which_its_holder_is_stale() -> None:
     with pytest.raises(DpsConfigError, match=r"leases\.ttl_s \(3\.0\) must be above"):
         parse_controller_options({"leases": {"ttl_s": 3.0}})

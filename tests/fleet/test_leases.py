@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from dps_ray.fleet.figures import FleetFigures
 from dps_ray.fleet.lease_holder import LeaseHolder
-from dps_ray.fleet.leases import FleetFigures, LeaseBook, LeaseOptions, Refusal
+from dps_ray.fleet.leases import LeaseBook, LeaseOptions, Refusal
 from dps_ray.fleet.snapshot import Entry, FreshnessOptions, classify
 from dps_ray.fleet.state import Health, ReplicaState
 
@@ -26,7 +27,7 @@ class Clock:
         return self.now_s
 
 
-def figures(**changes: int) -> FleetFigures:
+def figures(**changes: Any) -> FleetFigures:
     return FleetFigures(
         **{"live": 8, "present": 8, "headroom_blocks": 500, "total_blocks": 800, **changes}
     )
@@ -49,7 +50,7 @@ def wish(replica_id: str, node_id: str | None = None, **changes: Any) -> Replica
     return replica_state(replica_id, node_id=node_id, **{"wants_restore": True, **changes})
 
 
-def ask(book: LeaseBook, state: ReplicaState, **changes: int) -> bool | Refusal:
+def ask(book: LeaseBook, state: ReplicaState, **changes: Any) -> bool | Refusal:
     return book.answer(state, lambda: figures(**changes))
 
 
@@ -128,6 +129,42 @@ def test_pressure_revokes_leases_and_grants_none(book: LeaseBook) -> None:
     assert ask(book, wish("a"), headroom_blocks=10) is Refusal.PRESSURE
     assert ask(book, wish("b"), headroom_blocks=10) is Refusal.PRESSURE
     assert (book.leases(), book.revoked) == ([], 1)
+
+
+def test_lease_that_pressure_took_comes_back_only_when_it_would_have_run_out(
+    book: LeaseBook, clock: Clock
+) -> None:
+    assert ask(book, wish("a")) is True
+    assert ask(book, wish("a", restoring=True), headroom_blocks=10) is Refusal.PRESSURE
+    clock.now_s += TTL_S / 2
+    assert ask(book, wish("a")) is Refusal.REVOKED
+    assert ask(book, wish("b")) is True, "younger wishes do not wait for one that is barred"
+    clock.now_s += TTL_S / 2
+    assert ask(book, wish("a")) is True
+
+
+def test_headroom_of_the_replica_that_asks_is_no_headroom_of_the_others(book: LeaseBook) -> None:
+    strained = {"headroom_blocks": 110, "total_blocks": 800, "parts": {"a": (100, 100)}}
+    assert ask(book, wish("a"), **strained) is Refusal.PRESSURE
+    assert ask(book, wish("b"), **strained) is True
+    alone = {"headroom_blocks": 0, "total_blocks": 100, "parts": {"a": (0, 100)}}
+    assert ask(book, wish("a"), **alone) is True
+
+
+def test_operator_takes_a_lease_back_for_as_long_as_he_says(book: LeaseBook, clock: Clock) -> None:
+    assert book.revoke("a", 30.0) is False
+    assert ask(book, wish("a", node_id="n1")) is True
+    assert book.revoke("a", 30.0) is True
+    assert ask(book, wish("b", node_id="n1")) is Refusal.NODE, "its holder may not have heard yet"
+    clock.now_s += 29.0
+    assert ask(book, wish("a", restoring=True)) is Refusal.REVOKED
+    clock.now_s += 1.0
+    assert ask(book, wish("a")) is True
+
+
+@pytest.mark.parametrize("refusal", Refusal)
+def test_only_a_lease_that_was_taken_back_ends_a_restore_that_runs(refusal: Refusal) -> None:
+    assert refusal.stops == (refusal in (Refusal.PRESSURE, Refusal.LEAVING, Refusal.REVOKED))
 
 
 def test_new_book_grants_nothing_for_one_lease_time_but_knows_valid_leases(clock: Clock) -> None:
@@ -315,4 +352,4 @@ def test_fleet_figures_leave_out_replicas_that_cannot_help() -> None:
         entry("stale", age_s=10.0),
         entry("dead", health=Health.DEAD),
     ]
-    assert FleetFigures.of(entries) == FleetFigures(3, 4, 70, 100)
+    assert FleetFigures.of(entries) == FleetFigures(3, 4, 70, 100, {"well": (70, 100)})

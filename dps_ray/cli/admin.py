@@ -1,0 +1,125 @@
+"""``dps-ray admin``: orders to the controller of a running fleet, over HTTP."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.config import DpsConfigError
+from dps_ray.fleet.orders import FLEET
+from dps_ray.modes import Pin
+from dps_ray.report import Report
+
+TOKEN_VARIABLE = "DPS_ADMIN_TOKEN"
+TIMEOUT_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the ``admin`` subcommands."""
+    what = parser.add_subparsers(dest="what", required=True)
+    pin = what.add_parser("pin", help="hold a replica, or all, in a mode; lasts until 'unpin'")
+    pin.add_argument("mode", choices=tuple(Pin), help="full, fast, or auto: let the policy decide")
+    _add_target(pin)
+    pin.set_defaults(run=run_pin)
+    unpin = what.add_parser("unpin", help="take a pin back: the configuration counts again")
+    _add_target(unpin)
+    unpin.set_defaults(run=run_unpin)
+    revoke = what.add_parser("revoke", help="end a replica's restore and bar it from another one")
+    revoke.add_argument("--replica", required=True, metavar="ID")
+    revoke.add_argument(
+        "--hold-s", type=float, default=60.0, help="how long it is barred (default: 60)"
+    )
+    revoke.set_defaults(run=run_revoke)
+    for sub in (pin, unpin, revoke):
+        sub.add_argument(
+            "--url",
+            default="http://127.0.0.1:8000/dps",
+            help="route of the controller's application (default: http://127.0.0.1:8000/dps)",
+        )
+        sub.add_argument(
+            "--token-file",
+            type=Path,
+            help=f"file with the admin token (default: environment variable {TOKEN_VARIABLE})",
+        )
+        add_json_flag(sub)
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--replica", metavar="ID", help="one replica, as /dps/status names it")
+    target.add_argument("--fleet", action="store_true", help="all replicas without a pin of theirs")
+
+
+def run_pin(args: argparse.Namespace) -> int:
+    """Pin a mode; exit status 0 when the controller has taken the order."""
+    return _finish(args, "pin", _call(args, "PUT", f"pins/{_target(args)}", pin=args.mode))
+
+
+def run_unpin(args: argparse.Namespace) -> int:
+    """Take a pin back; exit status 0 when the controller has done so."""
+    return _finish(args, "unpin", _call(args, "DELETE", f"pins/{_target(args)}"))
+
+
+def run_revoke(args: argparse.Namespace) -> int:
+    """Revoke a restore lease; exit status 0 when there was one."""
+    path = f"leases/{quote(args.replica, safe='')}"
+    return _finish(args, "revoke", _call(args, "DELETE", path, hold_s=args.hold_s))
+
+
+def _target(args: argparse.Namespace) -> str:
+    return FLEET if args.fleet else quote(args.replica, safe="")
+
+
+def _call(args: argparse.Namespace, method: str, path: str, **query: Any) -> dict[str, Any]:
+    url = f"{args.url.rstrip('/')}/admin/{path}"
+    try:
+        answer = httpx.request(
+            method,
+            url,
+            params=query,
+            headers={"Authorization": f"Bearer {_token(args)}"},
+            timeout=TIMEOUT_S,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise DpsConfigError(
+            f"--url is {args.url!r}: no controller answers there ({type(error).__name__}: {error})"
+        ) from None
+    if not answer.is_success:
+        raise DpsConfigError(
+            f"{method} {url} was refused with {answer.status_code}: {_why(answer)}"
+        )
+    return dict(answer.json())
+
+
+def _why(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200] or "no reason given"
+
+
+def _token(args: argparse.Namespace) -> str:
+    if args.token_file is None:
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        if not token:
+            raise DpsConfigError(f"{TOKEN_VARIABLE} is not set: set it, or give --token-file")
+    else:
+        try:
+            token = args.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DpsConfigError(f"--token-file {args.token_file}: {error}") from None
+    if not token.isascii() or not token.isprintable():
+        raise DpsConfigError("the admin token has characters that no header can carry")
+    return token
+
+
+def _finish(args: argparse.Namespace, name: str, answer: dict[str, Any]) -> int:
+    report = Report(f"admin {name}", answer)
+    report.check("the controller has taken the order", True)
+    for key, value in answer.items():
+        say(args, f"{key}: {value}")
+    return finish(args, report)

@@ -1,0 +1,45 @@
+"""A running Serve instance as tests see it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+
+from . import cheap
+
+ADMIN_TOKEN = "token-of-the-test-cluster"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Serve instance."""
+
+    url: str
+
+    def status(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/dps/status", timeout=5.0).raise_for_status().json())
+
+    def replicas(self, app: str) -> list[dict[str, Any]]:
+        """Entries of one application's replicas; other tests' replicas are forgotten slowly."""
+        return [
+            entry
+            for entry in self.status()["replicas"]
+            if entry["state"] is not None and entry["state"]["deployment"].startswith(f"{app}#")
+        ]
+
+    def configure(self, user_config: dict[str, Any]) -> None:
+        """Deploy the controller with this ``user_config``, the way ``serve deploy`` does.
+
+        Only a config file makes that an update in place: from Python every deployment is new code.
+        """
+        application = {
+            "name": cheap.CONTROLLER_APP,
+            "route_prefix": "/dps",
+            "import_path": "dps_deployments.app:build_controller",
+            "deployments": [{"name": CONTROLLER_DEPLOYMENT, "user_config": user_config}],
+        }
+        schema = ServeDeploySchema.model_validate({"applications": [application]})
+        _get_global_client().deploy_apps(schema, _blocking=True)

@@ -1,0 +1,88 @@
+"""The cheap fleet as tests see it: its pages, its router and its controller."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import ray
+
+from dps_ray.engine.status_page import StatusPage
+from dps_ray.status import EngineStatus
+
+from .cheap import CONTROLLER_APP
+from .cluster import Cluster
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> float:
+    """Wait for a condition and return how long it took, seconds."""
+    started_s = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started_s < timeout_s, "the condition never held"
+        time.sleep(0.02)
+    return time.monotonic() - started_s
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Two cheap replicas behind the router, and the pages that play their engines."""
+
+    cluster: Cluster
+    pages: dict[str, StatusPage]
+
+    def entry(self, replica_id: str) -> dict[str, Any]:
+        entries = {entry["replica_id"]: entry for entry in self.cluster.replicas("cheap")}
+        return dict(entries.get(replica_id, {"standing": None, "state": None}))
+
+    def set(self, replica_id: str, status: EngineStatus) -> None:
+        """Publish an engine status and wait until the controller shows it."""
+        self.pages[replica_id].publish(status)
+        until(lambda: self._shows(replica_id, status))
+
+    def ask(self, count: int) -> Counter[str]:
+        """Send requests, eight at a time, and count who answered."""
+        with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(8) as pool:
+            replies = pool.map(
+                lambda _: client.get(f"{self.cluster.url}/cheap/").raise_for_status().json(),
+                range(count),
+            )
+            return Counter(replies)
+
+    def timed(self, count: int) -> tuple[Counter[str], float]:
+        """As ``ask``, and the 95th percentile of the response times, seconds."""
+
+        def one(client: httpx.Client) -> tuple[str, float]:
+            started_s = time.monotonic()
+            reply = client.get(f"{self.cluster.url}/cheap/").raise_for_status().json()
+            return reply, time.monotonic() - started_s
+
+        with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(4) as pool:
+            replies = list(pool.map(lambda _: one(client), range(count)))
+        times_s = sorted(taken_s for _, taken_s in replies)
+        return Counter(name for name, _ in replies), times_s[int(0.95 * count)]
+
+    def is_back(self) -> bool:
+        """The controller answers again, has heard every replica, and some router listens."""
+        try:
+            status = self.cluster.status()
+        except httpx.HTTPError:
+            return False
+        live = [e for e in self.cluster.replicas("cheap") if e["standing"] == "live"]
+        return len(live) == len(self.pages) and status["listening_routers"] >= 1
+
+    def _shows(self, replica_id: str, status: EngineStatus) -> bool:
+        entry = self.entry(replica_id)
+        return entry["standing"] == "live" and entry["state"]["restoring"] == status.restoring
+
+
+def kill_controller() -> None:
+    prefix = f"SERVE_REPLICA::{CONTROLLER_APP}#"
+    (name,) = [
+        actor["name"]
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["name"].startswith(prefix)
+    ]
+    ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
