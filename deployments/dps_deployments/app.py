@@ -8,7 +8,12 @@ from dps_autoscaling.ray_version import require_supported_ray
 from pydantic import ValidationError
 from ray.serve import Application
 
-from dps_deployments.fleet_args import FleetArgs, ingress_options, parse_fleet_args
+from dps_deployments.fleet_args import (
+    FleetArgs,
+    ingress_kwargs,
+    ingress_options,
+    parse_fleet_args,
+)
 from dps_ray.config import DpsConfigError, faults_of, parse_options
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.vllm_version import require_supported_vllm
@@ -76,7 +81,10 @@ def build_fleet(args: dict[str, Any]) -> Application:
     return build_openai_app(
         {
             "llm_configs": [llm_config],
-            "ingress_cls_config": {"ingress_cls": DpsIngress},
+            "ingress_cls_config": {
+                "ingress_cls": DpsIngress,
+                "ingress_extra_kwargs": ingress_kwargs(fleet),
+            },
             "ingress_deployment_config": ingress_options(fleet),
         }
     )

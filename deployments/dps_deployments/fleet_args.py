@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dps_deployments.limits import RequestLimits
 from dps_deployments.options import deployment_faults
 from dps_ray.config import DpsConfigError, faults_of, parse_options
 from dps_ray.fleet.reporting import ReportOptions
@@ -40,6 +41,8 @@ class FleetArgs(BaseModel):
     """Application the fleet controller is deployed in."""
     report: ReportOptions = ReportOptions()
     """How often replicas look at their engines and report."""
+    limits: RequestLimits = RequestLimits()
+    """Bounds on what one request may bring."""
     request_timeout_s: Annotated[float, Field(gt=0.0)] = 600.0
     """Longest time until a request's answer begins, seconds; one that does not stream begins with
     its end. Give ``http_options.request_timeout_s`` the same value."""
@@ -82,6 +85,17 @@ def ingress_options(fleet: FleetArgs) -> dict[str, Any]:
     return {**fleet.ingress, "ray_actor_options": {**actor, "runtime_env": runtime_env}}
 
 
+def ingress_kwargs(fleet: FleetArgs) -> dict[str, Any]:
+    """What the ingress is told about its fleet."""
+    engine = fleet.llm_config.get("engine_kwargs") or {}
+    replicas = fleet.ingress.get("num_replicas")
+    return {
+        "limits": fleet.limits.for_context(engine.get("max_model_len")),
+        "priorities": engine.get("scheduling_policy") == "priority",
+        "ingress_replicas": replicas if isinstance(replicas, int) else 1,
+    }
+
+
 def _env_vars(options: dict[str, Any]) -> dict[str, str]:
     """Environment variables in the Serve options of a deployment, where they are well-formed."""
     value: Any = options
@@ -101,6 +115,12 @@ def _engine_faults(engine_kwargs: Any) -> list[str]:
     except DpsConfigError as error:
         faults += [f"{where}.{fault}" for fault in error.faults]
     quantization = engine_kwargs.get("quantization")
+    policy = engine_kwargs.get("scheduling_policy", "fcfs")
+    if policy not in ("fcfs", "priority"):
+        faults.append(
+            f"{where}.scheduling_policy is {policy!r}: give 'priority', so that requests may say "
+            "how urgent they are, or 'fcfs' for the order of arrival"
+        )
     if isinstance(additional, dict) and "dps" in additional and quantization != "dps":
         faults.append(
             f"{where}.quantization is {quantization!r} while "

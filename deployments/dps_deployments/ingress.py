@@ -1,22 +1,34 @@
 """The OpenAI-compatible ingress, with refusals that say when to come back."""
 
 import asyncio
+import contextlib
 import json
 import logging
-import math
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
+from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.llm.ingress import OpenAiIngress
 
+from dps_deployments.beside import beside
+from dps_deployments.edge import App, Edge
+from dps_deployments.ingress_queue import IngressQueue
+from dps_deployments.limits import RequestLimits
 from dps_deployments.origins import FIELD
-from dps_deployments.refusals import RefusalError, ReplicaLostError, overloaded, replica_lost
-from dps_ray.fleet.admission import AdmissionOptions, DrainRate, retry_after_s
+from dps_deployments.ray_adapter import WrappedApp
+from dps_deployments.refusals import (
+    RefusalError,
+    ReplicaLostError,
+    bad_request,
+    refusal_response,
+    replica_lost,
+)
+from dps_deployments.requests import floor_of, priority_of, wait_of
+from dps_ray.modes import Floor
 
 ATTEMPTS = 3
 RETRY_PAUSE_S = 0.2
@@ -29,7 +41,7 @@ LOST_EVENTS = [
 logger = logging.getLogger("ray.serve")
 
 
-class DpsIngress(OpenAiIngress):
+class DpsIngress(WrappedApp, OpenAiIngress):
     """Ray's ingress; refusals keep their status and carry ``Retry-After``.
 
     A request whose replica died before it answered anything goes to another one. A stream that has
@@ -37,12 +49,36 @@ class DpsIngress(OpenAiIngress):
 
     The response to a request that does not stream says in ``X-DPS-Tokens-Full`` and
     ``X-DPS-Tokens-Fast`` which mode made its tokens; a stream says so in its last chunk.
+
+    Parameters
+    ----------
+    limits
+        Bounds on what a request may bring.
+    priorities
+        The engines schedule by priority.
+    ingress_replicas
+        How many ingress replicas share the places of the fleet.
+    application
+        Name of the Serve application; ``None`` for the one this replica belongs to.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        limits: RequestLimits | None = None,
+        priorities: bool = False,
+        ingress_replicas: int = 1,
+        application: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._open = 0
-        self._drain = DrainRate()
+        application = application or serve.get_replica_context().app_name
+        self._limits = limits or RequestLimits()
+        self._priorities = priorities
+        self._queue = IngressQueue(lambda: beside(application), ingress_replicas)
+
+    def wrap_app(self, app: App) -> App:
+        return Edge(app, self._limits)
 
     async def _process_llm_request(
         self, body: Any, call_method: str, raw_request: Request | None = None
@@ -51,7 +87,7 @@ class DpsIngress(OpenAiIngress):
             response = await super()._process_llm_request(body, call_method, raw_request)
         except RefusalError as error:
             # One that was raised in another process is wrapped by Ray.
-            return _refusal(getattr(error, "cause", error))
+            return refusal_response(getattr(error, "cause", error))
         if isinstance(response, JSONResponse):
             _add_origin_headers(response)
         return response
@@ -59,13 +95,27 @@ class DpsIngress(OpenAiIngress):
     async def _get_response(
         self, *, body: Any, call_method: str, raw_request: Request | None = None
     ) -> AsyncGenerator[Any, None]:
-        self._open += 1
-        try:
+        headers = raw_request.headers if raw_request is not None else None
+        self._limits.check_prompts(body)
+        priority = self._priority_of(body, headers)
+        # Those that insist on full precision wait for a mode, not for a place: they must not take
+        # the places of others meanwhile. They are few seconds old at most when they are refused.
+        insists = floor_of(body, headers) is Floor.FULL
+        place = (
+            contextlib.nullcontext() if insists else self._queue.place(priority, wait_of(headers))
+        )
+        async with place:
             async for response in self._with_retries(body, call_method, raw_request):
                 yield response
-            self._drain.note(time.monotonic())
-        finally:
-            self._open -= 1
+
+    def _priority_of(self, body: Any, headers: Mapping[str, str] | None) -> int:
+        priority = priority_of(body, headers)
+        if priority and not self._priorities:
+            raise bad_request(
+                f"priority is {priority}: this fleet serves in the order of arrival, until its "
+                "operator sets engine_kwargs.scheduling_policy to 'priority'"
+            )
+        return priority
 
     async def _with_retries(
         self, body: Any, call_method: str, raw_request: Request | None
@@ -80,9 +130,7 @@ class DpsIngress(OpenAiIngress):
                     yield response
                 return
             except BackPressureError as error:
-                rate = self._drain.per_s(time.monotonic())
-                later_s = retry_after_s(AdmissionOptions(), self._open, rate)
-                raise overloaded(self._open, later_s) from error
+                raise self._queue.refusal() from error
             except (ReplicaLostError, RayActorError) as error:
                 logger.warning(
                     "a replica died under a request (%s); answered: %s, attempts left: %d",
@@ -97,16 +145,6 @@ class DpsIngress(OpenAiIngress):
                     raise replica_lost("and so did the others that were tried") from error
             # Time for the death to reach the router.
             await asyncio.sleep(RETRY_PAUSE_S)
-
-
-def _refusal(error: RefusalError) -> JSONResponse:
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-    content = {
-        "error": {"message": error.message, "type": type(error).__name__, "code": error.status_code}
-    }
-    return JSONResponse(content=content, status_code=error.status_code, headers=headers)
 
 
 def _add_origin_headers(response: JSONResponse) -> None:

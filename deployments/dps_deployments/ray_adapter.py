@@ -30,6 +30,7 @@ __all__ = [
     "ReplicaIdentity",
     "RequestRouter",
     "RunningReplica",
+    "WrappedApp",
     "end_with",
     "engine_client",
     "node_id",
@@ -42,6 +43,18 @@ __all__ = [
 
 CALL_ERRORS: tuple[type[BaseException], ...] = (RayError, RayServeException, TimeoutError)
 """What a call to another deployment raises when that deployment is missing, dying or slow."""
+
+
+class WrappedApp:
+    """Lets an ingress class stand before the ASGI application that Serve has made of it."""
+
+    def wrap_app(self, app: Any) -> Any:
+        """The application to be called in the place of ``app``."""
+        raise NotImplementedError
+
+    def _set_asgi_app(self, app: Any) -> None:
+        # Of ``ASGIAppReplicaWrapper``, which ``serve.ingress`` puts behind the class.
+        super()._set_asgi_app(self.wrap_app(app))  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)

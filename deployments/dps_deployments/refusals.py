@@ -1,5 +1,9 @@
 """Requests that the fleet does not serve, as errors with an HTTP status of their own."""
 
+import math
+
+from fastapi.responses import JSONResponse
+
 
 class RefusalError(Exception):
     """A request that is turned away.
@@ -45,6 +49,17 @@ class ReplicaLostError(RefusalError):
 
 class OverloadedError(RefusalError):
     """The queue before the replicas is full."""
+
+
+def refusal_response(error: RefusalError) -> JSONResponse:
+    """The HTTP response of a refusal, in the form of the OpenAI API."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    content = {
+        "error": {"message": error.message, "type": type(error).__name__, "code": error.status_code}
+    }
+    return JSONResponse(content=content, status_code=error.status_code, headers=headers)
 
 
 def bad_request(message: str) -> BadRequestError:

@@ -13,6 +13,11 @@ from dps_ray.modes import Floor
 PRECISION_HEADER = "x-dps-precision"
 WAIT_HEADER = "x-dps-wait-s"
 SESSION_HEADER = "x-dps-session"
+PRIORITY_HEADER = "x-vllm-priority"
+"""vLLM's own name; it beats the body's ``priority`` there too."""
+READ_HEADERS = frozenset(
+    name.encode() for name in (PRECISION_HEADER, WAIT_HEADER, SESSION_HEADER, PRIORITY_HEADER)
+)
 PRECISION_FIELD = "dps_precision"
 """Entry of the body's ``vllm_xargs``, for paths on which headers do not reach the router."""
 WAIT_FIELD = "dps_wait_s"
@@ -84,6 +89,28 @@ def wait_of(headers: Mapping[str, str] | None) -> float | None:
     if not 0.0 <= wait_s < math.inf:
         raise bad_request(f"header X-DPS-Wait-S is {value[:40]!r}: give seconds, such as 2.5")
     return wait_s
+
+
+def priority_of(body: Any, headers: Mapping[str, str] | None) -> int:
+    """Priority of a request, lower is sooner: the header, else the body's field, else 0.
+
+    Raises
+    ------
+    BadRequestError
+        On a header that is no whole number of 64 bits; vLLM would ignore it.
+    """
+    value = _header(headers, PRIORITY_HEADER)
+    if value is None:
+        return getattr(body, "priority", None) or 0
+    try:
+        priority = int(value)
+    except ValueError:
+        priority = 2**63
+    if not -(2**63) <= priority < 2**63:
+        raise bad_request(
+            f"header X-Vllm-Priority is {value[:40]!r}: give a whole number, lower is sooner"
+        )
+    return priority
 
 
 def _session_of(body: Any, headers: Mapping[str, str] | None) -> str | None:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 from pydantic import ValidationError
 
+from dps_deployments.beside import beside
 from dps_deployments.controller_client import (
     RETRY_PERIOD_S,
     ControllerClient,
@@ -115,6 +116,7 @@ class DpsRouter(RequestRouter):
             for replica in replicas
         ]
         self._view.offer(peers, time.monotonic())
+        beside(self.app_name).places = sum(replica.max_ongoing_requests for replica in replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """A call has found the replica's process dead: offer it no longer.
@@ -164,15 +166,16 @@ class DpsRouter(RequestRouter):
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
         """A replica has accepted the request."""
+        now_s = time.monotonic()
+        # Acceptances are what empties the queue. Ends would count refusals of full replicas too.
+        self._drain.note(now_s)
         name = request_id(pending_request)
         ask = self._asks.get(pending_request.future, NO_ASK)
-        self._view.accept(name, replica_id.unique_id, time.monotonic(), ask)
+        self._view.accept(name, replica_id.unique_id, now_s, ask)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """The request has left the replica: answered, failed, cancelled or refused."""
-        now_s = time.monotonic()
-        self._drain.note(now_s)
-        self._view.finish(internal_request_id, replica_id.unique_id, now_s)
+        self._view.finish(internal_request_id, replica_id.unique_id, time.monotonic())
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         """A replica has said how many requests it has."""
@@ -250,6 +253,7 @@ class DpsRouter(RequestRouter):
             answer = await self._client.listen(self._view.version, LISTEN_S)
             if answer is not None:
                 self._view.merge(Publication.model_validate(answer), time.monotonic())
+                beside(self.app_name).admission = self._view.admission
         except ControllerUnavailableError:
             await asyncio.sleep(RETRY_PERIOD_S)
         except ValidationError as error:

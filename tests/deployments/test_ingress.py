@@ -32,7 +32,7 @@ class Calls:
 
 def ask() -> list[Any]:
     async def run() -> list[Any]:
-        ingress = DpsIngress({}, {})
+        ingress = DpsIngress({}, {}, application="test")
         return [r async for r in ingress._get_response(body=None, call_method="chat")]
 
     return asyncio.run(run())

@@ -17,66 +17,20 @@ from dps_ray.checks.chaos.faults import Fault
 from dps_ray.checks.chaos.load import LoadOptions
 from dps_ray.checks.chaos.run import Target, run_chaos
 from dps_ray.checks.chaos.verdict import table
-from dps_ray.models.cache import cache_root
-from dps_ray.models.tiny import make_tiny
 
-from .cheap import CONTROLLER_APP
-from .conftest import Cluster
+from .cluster import Cluster
+from .fleet import until
+from .llm import MAX_BODY_BYTES, MODEL, ask, complete, llm_args, wait_for_mode
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
-
-MODEL = "tiny"
-BASE_KV_BYTES = 16 * 65536
-"""Sixteen blocks of 32 tokens: five requests of four blocks do not fit."""
 
 
 @pytest.fixture(scope="module")
 def api(cluster: Cluster) -> Iterator[httpx.Client]:
-    folder = make_tiny("qwen3", cache_root())
-    args: dict[str, Any] = {
-        "controller_app": CONTROLLER_APP,
-        "llm_config": {
-            "model_loading_config": {"model_id": MODEL, "model_source": str(folder)},
-            "accelerator_config": {"kind": "cpu"},
-            "placement_group_config": {"bundles": [{"CPU": 1}]},
-            "runtime_env": {
-                "env_vars": {
-                    "OMP_NUM_THREADS": "1",
-                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                    "HF_HUB_OFFLINE": "1",
-                }
-            },
-            "engine_kwargs": {
-                "enforce_eager": True,
-                "max_model_len": 256,
-                "max_num_seqs": 16,
-                "block_size": 32,
-                "kv_cache_memory_bytes": BASE_KV_BYTES,
-                "quantization": "dps",
-                "additional_config": {"dps": {"min_fast_dwell_s": 0.0}},
-            },
-            "deployment_config": {
-                "num_replicas": 2,
-                "max_ongoing_requests": 64,
-                "ray_actor_options": {"num_cpus": 0},
-                "health_check_period_s": 1,
-            },
-        },
-        "ingress": {
-            "num_replicas": 1,
-            "max_ongoing_requests": 64,
-            "ray_actor_options": {"num_cpus": 0},
-        },
-    }
-    serve.run(build_fleet(args), name="llm", route_prefix="/")
+    serve.run(build_fleet(llm_args()), name="llm", route_prefix="/")
     with httpx.Client(base_url=cluster.url, timeout=120.0) as client:
         yield client
     serve.delete("llm")
-
-
-def complete(api: httpx.Client, **fields: Any) -> dict[str, Any]:
-    body = {"model": MODEL, "prompt": "def add(a, b):", "max_tokens": 8, **fields}
-    return dict(api.post("/v1/completions", json=body).raise_for_status().json())
 
 
 def test_model_is_listed(api: httpx.Client) -> None:
@@ -112,12 +66,6 @@ def test_stream_ends_with_done_and_gives_the_same_text(api: httpx.Client) -> Non
     assert lines.pop() == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == whole
-
-
-def ask(api: httpx.Client, **headers: str) -> httpx.Response:
-    body = {"model": MODEL, "prompt": "def add(a, b):", "max_tokens": 8, "ignore_eos": True}
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return api.post("/v1/completions", json=body, headers=named)
 
 
 def test_response_tells_which_mode_made_its_tokens(api: httpx.Client) -> None:
@@ -169,16 +117,6 @@ def test_request_that_insists_on_full_precision_is_refused_in_its_time_and_serve
     assert answer.json()["usage"]["dps"] == {"tokens_full": 8, "tokens_fast": 0}
 
 
-def wait_for_mode(cluster: Cluster, mode: str) -> None:
-    """Wait until every live replica is in ``mode``."""
-    deadline_s = time.monotonic() + 30.0
-    while {
-        entry["state"]["mode"] for entry in cluster.replicas("llm") if entry["standing"] == "live"
-    } != {mode}:
-        assert time.monotonic() < deadline_s, f"replicas that are not in {mode} mode"
-        time.sleep(0.1)
-
-
 def test_burst_goes_fast_and_the_controller_sees_it_come_back(
     api: httpx.Client, cluster: Cluster
 ) -> None:
@@ -208,22 +146,117 @@ def test_burst_goes_fast_and_the_controller_sees_it_come_back(
 def test_client_that_leaves_frees_its_blocks_before_its_answer_is_complete(
     api: httpx.Client, cluster: Cluster
 ) -> None:
-    def totals(name: str) -> int:
-        states = [e["state"] for e in cluster.replicas("llm") if e["standing"] == "live"]
-        return sum(state[name] for state in states)
-
-    before = totals("tokens_full") + totals("tokens_fast")
+    before = total(cluster, "tokens_full") + total(cluster, "tokens_fast")
     body = {"model": MODEL, "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
     for _ in range(8):
         with api.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
     deadline_s = time.monotonic() + 20.0
-    while totals("running") or totals("used_blocks"):
+    while total(cluster, "running") or total(cluster, "used_blocks"):
         assert time.monotonic() < deadline_s, "blocks of clients that left are still held"
         time.sleep(0.1)
     time.sleep(1.2)
-    made = totals("tokens_full") + totals("tokens_fast") - before
+    made = total(cluster, "tokens_full") + total(cluster, "tokens_fast") - before
     assert 8 <= made < 8 * 200 / 2
+
+
+def test_prompts_headers_and_bodies_are_bounded_at_the_edge(api: httpx.Client) -> None:
+    def told(status: int, **request: Any) -> str:
+        answer = api.post("/v1/completions", **request)
+        assert answer.status_code == status, answer.text
+        return str(answer.json()["error"]["message"])
+
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+    assert "prompt has 5000 characters: at most 4096" in told(
+        400, json={**body, "prompt": "x" * 5000}
+    )
+    assert "prompt has 300 tokens: at most 256" in told(400, json={**body, "prompt": [5] * 300})
+    assert "prompt holds 65 prompts: at most 64" in told(400, json={**body, "prompt": ["x"] * 65})
+    assert "n asks for 129 answers" in told(400, json={**body, "n": 129})
+    long = {"X-DPS-Session": "s" * 300}
+    assert "X-DPS-Session has 300 characters" in told(431, json=body, headers=long)
+    assert "X-Vllm-Priority is 'soon'" in told(400, json=body, headers={"X-Vllm-Priority": "soon"})
+    many = b" " * MAX_BODY_BYTES
+    assert "at most 65536" in told(413, content=many + b"{}")
+    pieces = iter([many, many, b"{}"])
+    assert "more than 65536 bytes" in told(413, content=pieces)
+    assert complete(api)["usage"]["completion_tokens"] >= 1
+
+
+def test_urgent_requests_are_served_while_others_are_shed(
+    api: httpx.Client, cluster: Cluster
+) -> None:
+    """24 places and a queue of 4 for 44 requests: the urgent ones that come last all find room."""
+    cluster.configure({"admission": {"max_waiting": 4, "max_retry_after_s": 30}})
+    until(lambda: cluster.status()["config"]["admission"]["max_waiting"] == 4)
+    time.sleep(1.0)
+
+    def send(priority: int) -> httpx.Response:
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 100, "ignore_eos": True}
+        return api.post("/v1/completions", json={**body, "priority": priority})
+
+    with ThreadPoolExecutor(44) as pool:
+        low = [pool.submit(send, 1) for _ in range(40)]
+        until(lambda: sum(reply.done() for reply in low) >= 12)
+        high = [pool.submit(send, -1) for _ in range(4)]
+        answers = [reply.result() for reply in low]
+        assert [reply.result().status_code for reply in high] == [200] * 4
+    cluster.configure({})
+    shed = [answer for answer in answers if answer.status_code == 503]
+    assert len(shed) >= 12
+    assert len(answers) - len(shed) >= 24
+    assert all(2 <= int(answer.headers["Retry-After"]) <= 30 for answer in shed)
+
+
+def leave(api: httpx.Client, seconds: float, **headers: str) -> None:
+    """Ask for a long answer that does not stream, and hang up before it is there."""
+    body = {"model": MODEL, "prompt": [7] * 90, "max_tokens": 160, "ignore_eos": True}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{api.base_url}v1/completions",
+            json=body,
+            headers={name.replace("_", "-"): value for name, value in headers.items()},
+            timeout=seconds,
+        )
+
+
+def test_clients_that_hang_up_leave_nothing_running_and_nothing_queued(
+    api: httpx.Client, cluster: Cluster
+) -> None:
+    before = total(cluster, "tokens_full") + total(cluster, "tokens_fast")
+    with ThreadPoolExecutor(20) as pool:
+        leaving = [pool.submit(leave, api, 1.0) for _ in range(20)]
+        until(lambda: total(cluster, "waiting") > 0, timeout_s=5.0)
+        for each in leaving:
+            each.result()
+    until(
+        lambda: not any(total(cluster, n) for n in ("running", "waiting", "used_blocks")),
+        timeout_s=5.0,
+    )
+    time.sleep(1.2)
+    made = total(cluster, "tokens_full") + total(cluster, "tokens_fast") - before
+    assert made < 20 * 160 / 2
+
+
+def test_client_that_hangs_up_while_it_waits_for_full_mode_is_not_served_later(
+    api: httpx.Client, cluster: Cluster
+) -> None:
+    cluster.configure({"pins": {"*": "fast"}})
+    wait_for_mode(cluster, "fast")
+    before = total(cluster, "tokens_full")
+    leave(api, 0.5, X_DPS_Precision="full", X_DPS_Wait_S="30")
+    assert total(cluster, "full_requests") == 0
+    cluster.configure({})
+    wait_for_mode(cluster, "full")
+    time.sleep(1.5)
+    assert total(cluster, "tokens_full") == before
+    assert total(cluster, "used_blocks") == 0
+
+
+def total(cluster: Cluster, name: str) -> int:
+    """A figure summed over the live replicas."""
+    states = [e["state"] for e in cluster.replicas("llm") if e["standing"] == "live"]
+    return sum(state[name] for state in states)
 
 
 def test_killed_engine_and_killed_controller_cost_no_request(

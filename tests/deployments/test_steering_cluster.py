@@ -17,7 +17,7 @@ from dps_ray.engine.status_page import StatusPage
 from dps_ray.status import EngineStatus
 
 from .cheap import ROUTER, cheap_app, page_key
-from .conftest import Cluster
+from .cluster import Cluster
 from .statuses import IDLE, RESTORING
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]

@@ -1,0 +1,93 @@
+"""The queue of one ingress replica: requests pass it before they are sent to a replica."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+
+from dps_deployments.beside import Beside
+from dps_deployments.refusals import overloaded
+from dps_ray.fleet.admission import DrainRate, retry_after_s
+from dps_ray.fleet.waiting import PriorityQueue, Ticket
+
+UNEVEN = 1.25
+"""Several ingress replicas share the places; one that gets more requests may take so much more."""
+
+
+class IngressQueue:
+    """Lets as many requests through as the replicas have places, the most urgent first.
+
+    What is let through waits nowhere else for long, so that an urgent request overtakes all others
+    that wait here; behind it Serve's queue and the replica's own are in the order of arrival, or of
+    vLLM's ``priority`` policy.
+
+    Parameters
+    ----------
+    figures
+        The operator's bounds and the number of places, which may change.
+    ingress_replicas
+        How many share those places.
+    """
+
+    def __init__(self, figures: Callable[[], Beside], ingress_replicas: int = 1) -> None:
+        self._figures = figures
+        self._share = 1.0 if ingress_replicas <= 1 else UNEVEN / ingress_replicas
+        self._queue = PriorityQueue()
+        self._waiters: dict[Ticket, asyncio.Future[None]] = {}
+        self._drain = DrainRate()
+
+    @contextlib.asynccontextmanager
+    async def place(self, priority: int, wait_s: float | None = None) -> AsyncIterator[None]:
+        """Wait for a place and hold it.
+
+        Parameters
+        ----------
+        priority
+            Lower is sooner.
+        wait_s
+            Longest wait, seconds; ``None`` for no limit of its own.
+
+        Raises
+        ------
+        OverloadedError
+            The request is shed, or has waited for so long.
+        """
+        waiter = asyncio.get_running_loop().create_future()
+        ticket = self._queue.arrive(priority)
+        self._waiters[ticket] = waiter
+        try:
+            self._admit()
+            for shed in self._queue.shed(self._figures().admission.max_waiting):
+                self._turn_away(shed)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await waiter
+            if not waiter.done() or waiter.cancelled():
+                raise self.refusal(self._queue.before(ticket))
+            yield
+            # Only what was served counts: refusals and clients that left say nothing of the speed.
+            self._drain.note(time.monotonic())
+        finally:
+            del self._waiters[ticket]
+            self._queue.leave(ticket)
+            self._admit()
+
+    def refusal(self, before: int | None = None) -> Exception:
+        """The refusal of a request with so many before it; ``None``: with all that wait."""
+        before = self._queue.waiting if before is None else before
+        rate = self._drain.per_s(time.monotonic())
+        later_s = retry_after_s(self._figures().admission, before, rate)
+        return overloaded(self._queue.waiting + self._queue.placed, later_s)
+
+    def _admit(self) -> None:
+        places = self._figures().places
+        for ticket in self._queue.admit(math.ceil(places * self._share) if places else None):
+            waiter = self._waiters[ticket]
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _turn_away(self, ticket: Ticket) -> None:
+        waiter = self._waiters[ticket]
+        if not waiter.done():
+            waiter.set_exception(self.refusal())

@@ -1,0 +1,88 @@
+"""A small fleet of real engines, and how tests talk to it."""
+
+import time
+from typing import Any
+
+import httpx
+
+from dps_ray.models.cache import cache_root
+from dps_ray.models.tiny import make_tiny
+
+from .cheap import CONTROLLER_APP
+from .cluster import Cluster
+
+MODEL = "tiny"
+MAX_BODY_BYTES = 65536
+BASE_KV_BYTES = 16 * 65536
+"""Sixteen blocks of 32 tokens: five requests of four blocks do not fit."""
+
+
+def llm_args() -> dict[str, Any]:
+    """Arguments of a fleet of two tiny elastic replicas."""
+    folder = make_tiny("qwen3", cache_root())
+    args: dict[str, Any] = {
+        "controller_app": CONTROLLER_APP,
+        "limits": {"max_body_bytes": MAX_BODY_BYTES},
+        "llm_config": {
+            "model_loading_config": {"model_id": MODEL, "model_source": str(folder)},
+            "accelerator_config": {"kind": "cpu"},
+            "placement_group_config": {"bundles": [{"CPU": 1}]},
+            "runtime_env": {
+                "env_vars": {
+                    "OMP_NUM_THREADS": "1",
+                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                    "HF_HUB_OFFLINE": "1",
+                }
+            },
+            "engine_kwargs": {
+                "enforce_eager": True,
+                "max_model_len": 256,
+                "max_num_seqs": 16,
+                "scheduling_policy": "priority",
+                "block_size": 32,
+                "kv_cache_memory_bytes": BASE_KV_BYTES,
+                "quantization": "dps",
+                "additional_config": {"dps": {"min_fast_dwell_s": 0.0}},
+            },
+            "deployment_config": {
+                "num_replicas": 2,
+                "max_ongoing_requests": 12,
+                "ray_actor_options": {"num_cpus": 0},
+                "health_check_period_s": 1,
+            },
+        },
+        "ingress": {
+            "num_replicas": 1,
+            "max_ongoing_requests": 64,
+            "ray_actor_options": {"num_cpus": 0},
+        },
+    }
+    return args
+
+
+def complete(api: httpx.Client, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "prompt": "def add(a, b):", "max_tokens": 8, **fields}
+    return dict(api.post("/v1/completions", json=body).raise_for_status().json())
+
+
+def ask(api: httpx.Client, **headers: str) -> httpx.Response:
+    body = {"model": MODEL, "prompt": "def add(a, b):", "max_tokens": 8, "ignore_eos": True}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return api.post("/v1/completions", json=body, headers=named)
+
+
+def wait_for_mode(cluster: Cluster, mode: str) -> None:
+    """Wait until every live replica is in ``mode``."""
+    deadline_s = time.monotonic() + 30.0
+    while {
+        entry["state"]["mode"] for entry in cluster.replicas("llm") if entry["standing"] == "live"
+    } != {mode}:
+        assert time.monotonic() < deadline_s, f"replicas that are not in {mode} mode"
+        time.sleep(0.1)
+
+
+def until_live(cluster: Cluster, count: int) -> None:
+    deadline_s = time.monotonic() + 180.0
+    while sum(entry["standing"] == "live" for entry in cluster.replicas("llm")) < count:
+        assert time.monotonic() < deadline_s, cluster.replicas("llm")
+        time.sleep(0.2)
