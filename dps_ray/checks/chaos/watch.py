@@ -119,7 +119,7 @@ class Watch:
                         continue
                     self._returns[key] = status.switches_to_full
                     restoring += status.restoring
-                    permitted += status.units_backed < status.units and page.permits()[0]
+                    permitted += status.units_backed < status.units and page.permits().restore
             self.restores.most_at_once = max(self.restores.most_at_once, restoring)
             self.restores.most_permitted = max(self.restores.most_permitted, permitted)
             self.restores.returns = sum(self._returns.values())
