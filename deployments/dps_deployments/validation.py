@@ -207,7 +207,7 @@ def _controller(app: Mapping[str, Any]) -> tuple[ControllerOptions | None, list[
 def _relations(
     where: str, fleet: FleetArgs, controllers: Mapping[str, tuple[str, ControllerOptions]]
 ) -> Iterator[str]:
-    """Relations between a fleet and its controller: reports, ageing, leases, size."""
+    """Relations between a fleet and its controller: reports, ageing, queue, leases, size."""
     if fleet.controller_app not in controllers:
         yield (
             f"{where}.args.controller_app is {fleet.controller_app!r}: no application of that name "
@@ -221,6 +221,13 @@ def _relations(
             f"{where}.args.report.heartbeat_s is {heartbeat_s:g}: it must be below the "
             f"controller's ageing.stale_after_s ({stale_s:g}), or every replica is stale between "
             "two heartbeats; a third of it is a good value"
+        )
+    room, max_waiting = fleet.ingress.get("max_ongoing_requests"), controller.admission.max_waiting
+    if isinstance(room, int) and room <= max_waiting:
+        yield (
+            f"{where}.args.ingress.max_ongoing_requests is {room}: it must be above the "
+            f"controller's admission.max_waiting ({max_waiting}), or the queue is never full and "
+            "urgent requests wait before it with all others"
         )
     deployment = fleet.llm_config.get("deployment_config") or {}
     scaling = scaling_options(deployment.get("autoscaling_config"))

@@ -33,7 +33,7 @@ applications:
     report:
       heartbeat_s: 1.0
     ingress:
-      max_ongoing_requests: 64
+      max_ongoing_requests: 1024
     llm_config:
       model_loading_config: {model_id: m, model_source: ./no-such-model}
       accelerator_config: {kind: cpu}
@@ -61,7 +61,11 @@ FAULTS = [
     ("  port: 8000", "  prt: 8000", "http_options.prt is not an option"),
     ("  route_prefix: /dps", "  route_prefx: /dps", "applications.0.route_prefx is not an option"),
     ("  - name: FleetController", "  - name: FleetControler", "FleetControler"),
-    ("      max_ongoing_requests: 64", "      max_ongoing_reqs: 64", "ingress.max_ongoing_reqs is"),
+    (
+        "      max_ongoing_requests: 1024",
+        "      max_ongoing_reqs: 1024",
+        "ingress.max_ongoing_reqs is",
+    ),
     ("      accelerator_config:", "      acelerator_config:", "acelerator_config is not"),
     ("        max_model_len:", "        max_model_lenth:", "max_model_lenth is not an option"),
     ("          min_replicas: 0", "          min_replica: 0", "config.min_replica is not"),
@@ -76,6 +80,10 @@ FAULTS = [
         "            policy_function: dps_autoscaling.policy:ElasticPolicy",
         "ElasticPolicy', which cannot be imported",
     ),
+    ("      max_ongoing_requests: 1024", "      max_ongoing_requests: 512", "never full"),
+    ("        max_model_len: 512", "        scheduling_policy: lifo", "policy is 'lifo'"),
+    ("    request_timeout_s: 900", "    limits: {max_body_bytes: 0}", "max_body_bytes is 0"),
+    ("      leases: {ttl_s: 60}", "      admin: {token: x}", "admin.token is not an option"),
     # Values of another kind, empty keys and keys that are numbers.
     ("          dps: {low_watermark: 0.5}", "          dps: {1: 2}", "dps.1 is"),
     ("      deployment_config:", "      deployment_config: 3\n      other:", "is 3: give"),

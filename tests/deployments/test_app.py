@@ -12,7 +12,12 @@ from dps_deployments.app import (
     check_model_source,
     to_llm_config,
 )
-from dps_deployments.fleet_args import TIMEOUT_VARIABLE, ingress_options, parse_fleet_args
+from dps_deployments.fleet_args import (
+    TIMEOUT_VARIABLE,
+    ingress_kwargs,
+    ingress_options,
+    parse_fleet_args,
+)
 from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer
 
 from dps_ray.config import DpsConfigError
@@ -100,6 +105,23 @@ def test_ingress_lets_a_request_last_as_long_as_the_arguments_say() -> None:
         "num_cpus": 0,
         "runtime_env": {"env_vars": {"A": "1", TIMEOUT_VARIABLE: "1200"}},
     }
+
+
+def test_ingress_learns_the_context_the_policy_and_its_own_number() -> None:
+    engine = {**GOOD["llm_config"]["engine_kwargs"], "max_model_len": 100}
+    args = {
+        **GOOD,
+        "llm_config": {**GOOD["llm_config"], "engine_kwargs": engine},
+        "limits": {"max_prompts": 3},
+    }
+    told = ingress_kwargs(parse_fleet_args(args))
+    assert told["limits"].max_prompts == 3
+    assert (told["limits"].max_prompt_tokens, told["limits"].max_prompt_chars) == (100, 1600)
+    assert (told["priorities"], told["ingress_replicas"]) == (False, 1)
+    engine["scheduling_policy"] = "priority"
+    args["ingress"] = {"num_replicas": 2}
+    told = ingress_kwargs(parse_fleet_args(args))
+    assert (told["priorities"], told["ingress_replicas"]) == (True, 2)
 
 
 def test_longest_request_cannot_be_set_past_the_arguments() -> None:

@@ -15,7 +15,7 @@ from dps_deployments.refusals import (
     PrecisionUnavailableError,
     ReplicaLostError,
 )
-from dps_deployments.requests import ask_of, floor_of
+from dps_deployments.requests import ask_of, floor_of, priority_of
 
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.modes import Floor, Mode
@@ -54,6 +54,26 @@ def test_wait_that_is_no_number_of_seconds_is_refused(value: str) -> None:
     pending = SimpleNamespace(args=(request(), info(X_DPS_Wait_S=value)))
     with pytest.raises(BadRequestError, match="X-DPS-Wait-S"):
         ask_of(pending)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "expected"),
+    [
+        (request(), {}, 0),
+        (request(priority=3), {}, 3),
+        (request(priority=3), {"x-vllm-priority": "-2"}, -2),
+    ],
+)
+def test_priority_is_read_from_the_header_then_the_body(
+    body: Any, headers: dict[str, str], expected: int
+) -> None:
+    assert priority_of(body, headers) == expected
+
+
+@pytest.mark.parametrize("value", ["soon", "1.5", str(2**63)])
+def test_priority_that_vllm_would_ignore_is_refused(value: str) -> None:
+    with pytest.raises(BadRequestError, match="X-Vllm-Priority is"):
+        priority_of(request(), {"X-Vllm-Priority": value})
 
 
 def test_chat_prompts_with_the_same_beginning_share_their_prefix() -> None:

@@ -2,11 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from dps_deployments.ingress import ATTEMPTS, LOST_EVENTS, DpsIngress
-from dps_deployments.refusals import OverloadedError, ReplicaLostError, replica_lost
+from dps_deployments.refusals import (
+    BadRequestError,
+    OverloadedError,
+    ReplicaLostError,
+    replica_lost,
+)
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.llm.ingress import OpenAiIngress
@@ -30,10 +36,10 @@ class Calls:
             yield item
 
 
-def ask() -> list[Any]:
+def ask(body: Any = None, priorities: bool = False) -> list[Any]:
     async def run() -> list[Any]:
-        ingress = DpsIngress({}, {}, application="test")
-        return [r async for r in ingress._get_response(body=None, call_method="chat")]
+        ingress = DpsIngress({}, {}, application="test", priorities=priorities)
+        return [r async for r in ingress._get_response(body=body, call_method="chat")]
 
     return asyncio.run(run())
 
@@ -78,3 +84,14 @@ def test_error_of_the_request_itself_is_not_repeated(monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="prompt too long"):
         ask()
     assert calls.count == 1
+
+
+def test_priority_is_refused_where_the_engines_do_not_schedule_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = Calls(monkeypatch, ["answer"])
+    assert ask(SimpleNamespace(priority=0)) == ["answer"]
+    assert ask(SimpleNamespace(priority=-5), priorities=True) == ["answer"]
+    with pytest.raises(BadRequestError, match=r"priority is -5: .*scheduling_policy to 'priority'"):
+        ask(SimpleNamespace(priority=-5))
+    assert calls.count == 2
