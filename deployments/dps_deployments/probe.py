@@ -14,11 +14,25 @@ class ReplicaProbe:
     """State of this replica, on demand and without waiting for the engine.
 
     Death is latched: an engine that was seen dead stays dead, whatever later looks say.
+
+    Parameters
+    ----------
+    identity, code_version
+        Told in every state.
+    permits
+        What the fleet allows.
+    is_stopping
+        Whether Serve is stopping the replica.
     """
 
     def __init__(
-        self, identity: ReplicaIdentity, code_version: str, permits: ReplicaPermits
+        self,
+        identity: ReplicaIdentity,
+        code_version: str,
+        permits: ReplicaPermits,
+        is_stopping: Callable[[], bool],
     ) -> None:
+        self._is_stopping = is_stopping
         self._identity = identity
         self._permits = permits
         self._code_version = code_version
@@ -66,7 +80,7 @@ class ReplicaProbe:
             sequence=self._sequence,
             sent_at_s=time.time(),
             code_version=self._code_version,
-            health=Health.READY,
+            health=self._health(),
             node_id=self._identity.node_id,
             deployment=self._identity.deployment,
             has_lease=self._permits.has_lease(time.monotonic()),
@@ -86,9 +100,15 @@ class ReplicaProbe:
                     self.latch_death(str(error))
         return None
 
+    def _health(self) -> Health:
+        if self._cause_of_death is not None:
+            return Health.DEAD
+        if self._is_stopping():
+            return Health.DRAINING
+        return Health.STARTING if self._engine_is_dead is None else Health.READY
+
     def _state_without_page(self) -> ReplicaState:
-        dead = self._cause_of_death is not None
-        up = self._engine_is_dead is not None and not dead
+        up = self._engine_is_dead is not None and self._cause_of_death is None
         elastic = self._read_status is not None
         return ReplicaState(
             replica_id=self._identity.replica_id,
@@ -98,7 +118,7 @@ class ReplicaProbe:
             code_version=self._code_version,
             node_id=self._identity.node_id,
             deployment=self._identity.deployment,
-            health=Health.DEAD if dead else Health.READY if up else Health.STARTING,
+            health=self._health(),
             # An engine that is not elastic has one mode: its checkpoint's own precision.
             mode=Mode.FULL if up and not elastic else None,
             fault=self._cause_of_death,

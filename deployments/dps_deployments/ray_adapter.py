@@ -4,6 +4,7 @@ Importing it on an unsupported Ray raises the one-line error of ``require_suppor
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ require_supported_ray()
 
 import ray  # noqa: E402
 from ray import serve  # noqa: E402
+from ray._private.worker import global_worker  # noqa: E402
 from ray.exceptions import RayError  # noqa: E402
 from ray.serve.exceptions import RayServeException  # noqa: E402
 from ray.serve.handle import DeploymentHandle  # noqa: E402
@@ -38,6 +40,7 @@ __all__ = [
     "request_id",
     "resolve_method",
     "routing_stats",
+    "stop_flag",
     "unplaced",
 ]
 
@@ -74,6 +77,19 @@ def replica_identity() -> ReplicaIdentity:
         deployment=f"{replica_id.deployment_id.app_name}#{replica_id.deployment_id.name}",
         node_id=node_id(),
     )
+
+
+def stop_flag() -> Callable[[], bool]:
+    """How a replica learns that Serve is stopping it: it then finishes what it has.
+
+    Serve tells user code nothing before the last request has ended; the actor knows.
+    """
+    (replica,) = [
+        actor._replica_impl
+        for actor in global_worker.actors.values()
+        if hasattr(actor, "_replica_impl")
+    ]
+    return lambda: bool(replica._shutting_down)
 
 
 def node_id() -> str:

@@ -14,7 +14,7 @@ from dps_deployments.engine_gate import EngineGate
 from dps_deployments.hints import to_stats
 from dps_deployments.pinning import PinKeeper
 from dps_deployments.probe import ReplicaProbe
-from dps_deployments.ray_adapter import engine_client, replica_identity
+from dps_deployments.ray_adapter import engine_client, replica_identity, stop_flag
 from dps_deployments.reporter import report_forever
 from dps_ray.config import parse_options
 from dps_ray.engine.admission import hook_front
@@ -50,7 +50,7 @@ class DpsLLMServer(LLMServer):
         options = ServerFleetOptions(**self._llm_config.experimental_configs[FLEET_CONFIG_KEY])
         self._permits = ReplicaPermits(identity.replica_id, time.monotonic())
         self._page: StatusPage | None = None
-        self._probe = ReplicaProbe(identity, version("dps-ray"), self._permits)
+        self._probe = ReplicaProbe(identity, version("dps-ray"), self._permits, stop_flag())
         client = ControllerClient(options.controller_app, caller=f"replica {identity.replica_id}")
         # The loop keeps only weak references to tasks.
         self._reports = asyncio.create_task(

@@ -78,8 +78,8 @@ class Coordinator:
     def report(self, state: ReplicaState) -> Reply:
         """Take in one report and say what its replica may do.
 
-        A replica does not know that Serve is stopping it; that the routers are no longer offered it
-        tells.
+        A replica that Serve is stopping says so. Where it cannot, that the routers are no longer
+        offered it tells.
         """
         if state.health is Health.READY and self.routers.has_withdrawn(
             state.replica_id, state.application

@@ -11,7 +11,7 @@ from dps_autoscaling.signals import to_stats as to_stats_for_scaling
 from dps_deployments.controller_client import ControllerClient
 from dps_deployments.hints import to_stats
 from dps_deployments.probe import ReplicaProbe
-from dps_deployments.ray_adapter import replica_identity
+from dps_deployments.ray_adapter import replica_identity, stop_flag
 from dps_deployments.refusals import RefusalError
 from dps_deployments.reporter import report_forever
 from fastapi import FastAPI, HTTPException
@@ -50,7 +50,7 @@ class CheapReplica:
         self._replica_id = identity.replica_id
         page = self._page = StatusPage.create(page_key(self._replica_id))
         permits = ReplicaPermits(self._replica_id, time.monotonic())
-        self._probe = ReplicaProbe(identity, "test", permits)
+        self._probe = ReplicaProbe(identity, "test", permits, stop_flag())
         self._probe.engine_started(lambda: page.requested_pin() is Pin.FAST, page.read)
 
         def obey() -> None:

@@ -15,8 +15,15 @@ from .statuses import IDLE, RESTORING
 
 
 @pytest.fixture
-def probe() -> ReplicaProbe:
-    return ReplicaProbe(ReplicaIdentity("r1", "llm#model", "node"), "1", ReplicaPermits("r1", 0.0))
+def stopping() -> list[bool]:
+    """A test puts something in when Serve stops the replica."""
+    return []
+
+
+@pytest.fixture
+def probe(stopping: list[bool]) -> ReplicaProbe:
+    identity = ReplicaIdentity("r1", "llm#model", "node")
+    return ReplicaProbe(identity, "1", ReplicaPermits("r1", 0.0), lambda: bool(stopping))
 
 
 def test_replica_is_starting_until_its_engine_is_up(probe: ReplicaProbe) -> None:
@@ -64,6 +71,18 @@ def test_death_is_latched(probe: ReplicaProbe) -> None:
     state = probe.read()
     assert state.health is Health.DEAD
     assert state.fault == probe.cause_of_death
+
+
+def test_replica_that_serve_stops_says_that_it_is_draining_and_death_still_shows(
+    probe: ReplicaProbe, stopping: list[bool]
+) -> None:
+    probe.engine_started(lambda: False, lambda: IDLE)
+    assert probe.read().health is Health.READY
+    stopping.append(True)
+    state = probe.read()
+    assert (state.health, state.mode) == (Health.DRAINING, Mode.FULL)
+    probe.latch_death("killed")
+    assert probe.read().health is Health.DEAD
 
 
 def test_status_page_without_a_living_writer_means_death(probe: ReplicaProbe) -> None:

@@ -26,7 +26,7 @@ class NewerController:
 
 def test_reply_that_is_not_understood_does_not_end_the_reports() -> None:
     permits = ReplicaPermits("r1", 0.0)
-    probe = ReplicaProbe(ReplicaIdentity("r1", "llm#model", "node"), "1", permits)
+    probe = ReplicaProbe(ReplicaIdentity("r1", "llm#model", "node"), "1", permits, lambda: False)
     controller = NewerController()
 
     async def run() -> None:
