@@ -252,6 +252,25 @@ def test_without_the_step_fence_a_late_writer_ruins_the_residual(
     assert engine.full_steps_on_wrong_weights or failed or ruined
 
 
+def test_restores_that_the_fleet_stops_leave_weights_right(engine: AsyncEngine) -> None:
+    page, ledger = engine.scheduler._page, engine.scheduler.sum_manager.ledger
+    stopped = 0
+    for _ in range(WAVES):
+        for _ in range(6):
+            engine.add(engine.rng.randint(20, 90), engine.rng.randint(2, 20))
+        while engine.flights or engine.scheduler.has_requests():
+            stop = engine.rng.random() < 0.2
+            stopped += stop and len(ledger.open_restores)
+            page.set_permits(restore_until_s=None, fast=True, stop_restores=stop)
+            engine.turn()
+    counters = engine.scheduler.sum_manager.counters
+    assert stopped > WAVES
+    assert counters.restores_cancelled >= stopped / 2
+    assert (engine.full_steps_on_wrong_weights, counters.restores_failed) == (0, 0)
+    assert engine.scheduler.mode is Mode.FULL
+    assert engine.rank.verify()["residual_intact"]
+
+
 def test_engine_that_ends_does_not_wait_for_a_permit_to_restore(engine: AsyncEngine) -> None:
     engine.scheduler._page.set_permits(restore_until_s=0.0, fast=True)
     engine.add(14 * BLOCK_TOKENS, 2)
