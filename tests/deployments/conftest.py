@@ -49,8 +49,14 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def fleet(cluster: Cluster) -> Iterator[Fleet]:
     serve.run(cheap_app(), name="cheap", route_prefix="/cheap")
-    until(lambda: len(cluster.replicas("cheap")) == 2)
-    ids = [entry["replica_id"] for entry in cluster.replicas("cheap")]
+
+    def live() -> list[str]:
+        """Not those of a fleet before, which are forgotten slowly."""
+        entries = cluster.replicas("cheap")
+        return [entry["replica_id"] for entry in entries if entry["standing"] == "live"]
+
+    until(lambda: len(live()) == 2)
+    ids = live()
     pages = {replica_id: StatusPage.attach(page_key(replica_id)) for replica_id in ids}
     fleet = Fleet(cluster, pages)
     yield fleet
