@@ -1,7 +1,7 @@
 """Bounds headers and body of a request before the ingress's ASGI application sees them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from dps_deployments.limits import RequestLimits
@@ -39,6 +39,8 @@ class Edge:
         try:
             self._limits.check_headers(scope["headers"])
             body = await self._read(scope, receive)
+            if body:
+                _check_content_type(scope["headers"])
         except RefusalError as error:
             await refusal_response(error)(scope, receive, send)
         except ClientLeftError:
@@ -70,6 +72,16 @@ class Edge:
                 "(limits.max_body_s)",
                 408,
             ) from None
+
+
+def _check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Ray's handler of unreadable bodies cannot tell of bytes: it would answer 500."""
+    kind = dict(headers).get(b"content-type", b"").decode("latin-1")
+    essence = kind.partition(";")[0].strip().lower()
+    if essence != "application/json" and essence != "multipart/form-data":
+        raise RefusalError(
+            f"header Content-Type is {kind[:40]!r}: send the body as 'application/json'", 415
+        )
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
