@@ -174,8 +174,10 @@ def test_prompts_headers_and_bodies_are_bounded_at_the_edge(api: httpx.Client) -
     assert "prompt holds 65 prompts: at most 64" in told(400, json={**body, "prompt": ["x"] * 65})
     assert "n asks for 129 answers" in told(400, json={**body, "n": 129})
     long = {"X-DPS-Session": "s" * 300}
-    assert "X-DPS-Session has 300 characters" in told(431, json=body, headers=long)
-    assert "X-Vllm-Priority is 'soon'" in told(400, json=body, headers={"X-Vllm-Priority": "soon"})
+    assert "x-dps-session has 300 characters" in told(431, json=body, headers=long)
+    assert "header X-Vllm-Priority is 'soon'" in told(
+        400, json=body, headers={"X-Vllm-Priority": "soon"}
+    )
     many = b" " * MAX_BODY_BYTES
     assert "at most 65536" in told(413, content=many + b"{}")
     pieces = iter([many, many, b"{}"])
@@ -206,51 +208,6 @@ def test_urgent_requests_are_served_while_others_are_shed(
     assert len(shed) >= 12
     assert len(answers) - len(shed) >= 24
     assert all(2 <= int(answer.headers["Retry-After"]) <= 30 for answer in shed)
-
-
-def leave(api: httpx.Client, seconds: float, **headers: str) -> None:
-    """Ask for a long answer that does not stream, and hang up before it is there."""
-    body = {"model": MODEL, "prompt": [7] * 90, "max_tokens": 160, "ignore_eos": True}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(
-            f"{api.base_url}v1/completions",
-            json=body,
-            headers={name.replace("_", "-"): value for name, value in headers.items()},
-            timeout=seconds,
-        )
-
-
-def test_clients_that_hang_up_leave_nothing_running_and_nothing_queued(
-    api: httpx.Client, cluster: Cluster
-) -> None:
-    before = total(cluster, "tokens_full") + total(cluster, "tokens_fast")
-    with ThreadPoolExecutor(20) as pool:
-        leaving = [pool.submit(leave, api, 1.0) for _ in range(20)]
-        until(lambda: total(cluster, "waiting") > 0, timeout_s=5.0)
-        for each in leaving:
-            each.result()
-    until(
-        lambda: not any(total(cluster, n) for n in ("running", "waiting", "used_blocks")),
-        timeout_s=5.0,
-    )
-    time.sleep(1.2)
-    made = total(cluster, "tokens_full") + total(cluster, "tokens_fast") - before
-    assert made < 20 * 160 / 2
-
-
-def test_client_that_hangs_up_while_it_waits_for_full_mode_is_not_served_later(
-    api: httpx.Client, cluster: Cluster
-) -> None:
-    cluster.configure({"pins": {"*": "fast"}})
-    wait_for_mode(cluster, "fast")
-    before = total(cluster, "tokens_full")
-    leave(api, 0.5, X_DPS_Precision="full", X_DPS_Wait_S="30")
-    assert total(cluster, "full_requests") == 0
-    cluster.configure({})
-    wait_for_mode(cluster, "full")
-    time.sleep(1.5)
-    assert total(cluster, "tokens_full") == before
-    assert total(cluster, "used_blocks") == 0
 
 
 def total(cluster: Cluster, name: str) -> int:
