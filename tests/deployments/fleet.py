@@ -51,19 +51,6 @@ class Fleet:
             )
             return Counter(replies)
 
-    def timed(self, count: int) -> tuple[Counter[str], float]:
-        """As ``ask``, and the 95th percentile of the response times, seconds."""
-
-        def one(client: httpx.Client) -> tuple[str, float]:
-            started_s = time.monotonic()
-            reply = client.get(f"{self.cluster.url}/cheap/").raise_for_status().json()
-            return reply, time.monotonic() - started_s
-
-        with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(4) as pool:
-            replies = list(pool.map(lambda _: one(client), range(count)))
-        times_s = sorted(taken_s for _, taken_s in replies)
-        return Counter(name for name, _ in replies), times_s[int(0.95 * count)]
-
     def is_back(self) -> bool:
         """The controller answers again, has heard every replica, and some router listens."""
         try:

@@ -79,10 +79,3 @@ def wait_for_mode(cluster: Cluster, mode: str) -> None:
     } != {mode}:
         assert time.monotonic() < deadline_s, f"replicas that are not in {mode} mode"
         time.sleep(0.1)
-
-
-def until_live(cluster: Cluster, count: int) -> None:
-    deadline_s = time.monotonic() + 180.0
-    while sum(entry["standing"] == "live" for entry in cluster.replicas("llm")) < count:
-        assert time.monotonic() < deadline_s, cluster.replicas("llm")
-        time.sleep(0.2)
