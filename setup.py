@@ -22,7 +22,7 @@ _AVX512 = [
     # GCC 12's own intrinsics set off its warning about uninitialised values.
     *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 ]
-_AVX512_BF16 = [*_AVX512, "-mavx512dq", "-mgfni", "-mavx512bf16"]
+_AVX512_BF16 = [*_AVX512, "-mavx512dq", "-mavx512vbmi", "-mgfni", "-mavx512bf16"]
 ISA_FLAGS = {
     "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
     "avx512.cpp": _AVX512,

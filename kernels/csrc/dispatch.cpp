@@ -50,7 +50,7 @@ Kernels choose() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") &&
-                    __builtin_cpu_supports("gfni");
+                    __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
   if (allowed >= 4 && bf16 && amx_bf16_present() && amx_permitted())
     return with(avx512_kernels(), "amx", amx_kernels());
   if (allowed >= 3 && bf16) return with(avx512_kernels(), "avx512_bf16", avx512_bf16_kernels());

@@ -1,10 +1,10 @@
-// Sixty-four nested weights to bfloat16 by bit matrices (AVX-512 GFNI).
+// Sixty-four nested weights to bfloat16 by bit matrices (AVX-512 GFNI and VBMI).
 //
 // A bfloat16 weight keeps its value in every nested format, so that its FP16 bits turn into bfloat16
 // by cutting three mantissa bits and raising the exponent by 112. As exponents below 16 have a zero
 // on top, that addition only copies and inverts bits: each byte of the result is a bit matrix times
-// a byte of the weight. FP16 subnormals would need normalising; a block that holds one takes a
-// slower way.
+// a byte of the weight. FP16 subnormals need normalising: in fast mode those few are looked up, in
+// full mode a block that holds one takes a slower way.
 #pragma once
 #include <immintrin.h>
 
@@ -18,6 +18,22 @@ constexpr int64_t bit_matrix(const uint8_t (&rows)[8]) {
   uint64_t matrix = 0;
   for (int i = 0; i < 8; ++i) matrix |= uint64_t{rows[i]} << 8 * i;
   return static_cast<int64_t>(matrix);
+}
+
+// bfloat16 bits of a positive FP16 number with at most eight significant bits.
+constexpr uint16_t bf16_of(uint32_t half) {
+  if (half == 0) return 0;
+  uint32_t exponent = 113;
+  for (; half < 0x400; half <<= 1) --exponent;
+  return static_cast<uint16_t>(exponent << 7 | (half & 0x3FF) >> 3);
+}
+
+// Upper (shift 8) or lower bytes of the eight smallest magnitudes of FP8, `step` apart as FP16 bits.
+constexpr int64_t smallest(uint32_t step, int shift) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < 8; ++i)
+    bytes |= uint64_t{static_cast<uint8_t>(bf16_of(i * step) >> shift)} << 8 * i;
+  return static_cast<int64_t>(bytes);
 }
 
 template <Codec C>
@@ -36,13 +52,22 @@ class Decoder {
       if constexpr (!kE4m3) rest = _mm512_xor_si512(rest, sign());
     }
     constexpr char kExponent = kE4m3 ? 0x78 : 0x7C;
-    if (__builtin_expect(_mm512_testn_epi8_mask(leading, _mm512_set1_epi8(kExponent)) != 0, 0))
-      return with_subnormals(leading, rest, first, second);
-    const __m512i high =
+    const __mmask64 subnormal = _mm512_testn_epi8_mask(leading, _mm512_set1_epi8(kExponent));
+    if constexpr (is_full(C))
+      if (__builtin_expect(subnormal != 0, 0)) return with_subnormals(leading, rest, first, second);
+    __m512i high =
         _mm512_gf2p8affine_epi64_epi8(leading, _mm512_set1_epi64(kHigh), kRaisedExponent);
     __m512i low = _mm512_gf2p8affine_epi64_epi8(leading, _mm512_set1_epi64(kLow), 0);
-    if constexpr (is_full(C))
+    if constexpr (is_full(C)) {
       low = _mm512_ternarylogic_epi32(low, _mm512_srli_epi16(rest, 3), _mm512_set1_epi8(0x1F), 0xF8);
+    } else {
+      constexpr int kStepShift = kE4m3 ? 7 : 8;
+      high = _mm512_mask_permutexvar_epi8(high, subnormal, leading,
+                                          _mm512_set1_epi64(smallest(1u << kStepShift, 8)));
+      low = _mm512_mask_permutexvar_epi8(low, subnormal, leading,
+                                         _mm512_set1_epi64(smallest(1u << kStepShift, 0)));
+      high = _mm512_ternarylogic_epi32(high, leading, sign(), 0xF8);  // high | (leading & sign)
+    }
     _mm512_store_si512(first, _mm512_unpacklo_epi8(low, high));
     _mm512_store_si512(second, _mm512_unpackhi_epi8(low, high));
   }
@@ -68,8 +93,6 @@ class Decoder {
           _mm512_and_si512(_mm512_srli_epi16(leading, 1), _mm512_set1_epi8(0x3F));
       high = _mm512_ternarylogic_epi32(magnitude, leading, sign(), 0xF8);
     }
-    if constexpr (C == Codec::E4m3Fast) rest = _mm512_and_si512(_mm512_slli_epi16(leading, 7), sign());
-    if constexpr (C == Codec::E5m2Fast) rest = _mm512_setzero_si512();
     store(_mm512_unpacklo_epi8(rest, high), first);
     store(_mm512_unpackhi_epi8(rest, high), second);
   }
