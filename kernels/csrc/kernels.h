@@ -124,7 +124,7 @@ uint64_t read_lines(const uint8_t* data, int64_t size);
 void row_sums(const uint64_t* words, const uint64_t* weights, int64_t rows, int64_t columns,
               uint64_t* sums);
 
-// Copies rows and sums each out of the target while it is in the cache.
+// Copies rows past the caches and sums each word on its way; returns once the stores are ordered.
 void copy_rows(uint64_t* target, const uint64_t* source, const uint64_t* weights, int64_t rows,
                int64_t columns, uint64_t* sums);
 

@@ -31,7 +31,7 @@ def row_sums(words: NDArray[np.uint64], weights: NDArray[np.uint64]) -> NDArray[
 def copy_rows(
     target: NDArray[np.uint64], source: NDArray[np.uint64], weights: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """Copy ``source`` and return ``target @ weights``, summed while the rows are in the cache.
+    """Copy ``source`` past the caches and return its weighted sums, taken between load and store.
 
     Parameters
     ----------

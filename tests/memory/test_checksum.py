@@ -1,6 +1,7 @@
 """What the checksum finds."""
 
 import numpy as np
+import pytest
 from dps_kernels import row_sums
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,8 +53,13 @@ def test_the_compiled_rows_are_numpys() -> None:
     assert (row_sums(words, words[0].copy()) == words @ words[0]).all()
 
 
-def test_copied_rows_arrive_and_are_summed_as_they_arrived() -> None:
+@pytest.mark.parametrize("offset", [0, 16, 24])
+def test_copied_rows_arrive_and_are_summed_wherever_the_target_begins(offset: int) -> None:
+    """Whole cache lines of the target are written past the caches; a target between them is not."""
     source = np.random.default_rng(5).integers(0, 256, 9 * 4096, dtype=np.uint8)
-    target = np.zeros_like(source)
+    around = np.full(source.size + 256, 7, dtype=np.uint8)
+    start = -around.ctypes.data % 64 + offset
+    target = around[start : start + source.size]
     assert copy_checksum64(target, source, 4) == checksum64(source, 4)
     assert (target == source).all()
+    assert (np.delete(around, slice(start, start + source.size)) == 7).all()
