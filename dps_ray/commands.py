@@ -48,5 +48,8 @@ class StepCommand:
     """Units to zero before their first KV write: residual bytes read as floats may be NaN."""
     move: tuple[BlockMove, ...] = ()
     """KV blocks to move out of lent units. What the step itself allocates, it names by new ids."""
+    hold: bool = False
+    """Open restores stop where they are: a burst has come, and their units are the next to be lent.
+    What they have copied stays, and the first command without it lets them go on from there."""
     restore: tuple[RestoreTask, ...] = ()
     """Restores that may start once every earlier step has completed."""

@@ -16,7 +16,7 @@ from dps_ray.memory.host_driver import HostDriver, Reached
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import Binding, SharedRegion
-from dps_ray.memory.restore import RestoreResult
+from dps_ray.memory.restore_result import RestoreResult
 from dps_ray.modes import Mode
 
 BLOCK_BYTES = 256 << 10

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dps_ray.engine.rank_section import RankSection
     from dps_ray.memory.driver import Executor
     from dps_ray.memory.region import Binding
-    from dps_ray.memory.restore import RestoreResult
+    from dps_ray.memory.restore_result import RestoreResult
 
 BLOCK_BYTES = 1024
 UNIT_BYTES = 8192

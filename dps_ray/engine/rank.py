@@ -25,7 +25,7 @@ from dps_ray.memory.layers import LayerResidual, layers_of
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import ResidualMismatchError, SharedRegion
-from dps_ray.memory.restore import RestoreResult
+from dps_ray.memory.restore_result import RestoreResult
 from dps_ray.modes import Mode, Pin
 from dps_ray.precision.report import LoadReport
 

@@ -74,6 +74,8 @@ class CudaExecutor:
         Name of the call that waits for all work of this executor, and its arguments.
     """
 
+    depth = 2
+
     def __init__(
         self,
         calls: CudaCalls,

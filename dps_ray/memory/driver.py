@@ -56,6 +56,10 @@ class Executor(Protocol):
     ``synchronize`` and fences.
     """
 
+    depth: int
+    """Copies worth having queued: one, or one more behind it that hides the time it takes to issue.
+    A steal waits for this many at most."""
+
     def mark(self) -> Fence:
         """The point after all work given to this executor so far."""
 

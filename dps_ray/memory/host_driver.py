@@ -55,6 +55,8 @@ class HostExecutor:
     cores that the forward pass computes on.
     """
 
+    depth = 1
+
     def zero(self, tensor: torch.Tensor) -> None:
         ctypes.memset(tensor.data_ptr(), 0, tensor.numel())
 

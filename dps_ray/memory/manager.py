@@ -1,13 +1,14 @@
 """One rank's elastic memory: obeys the scheduler's commands in step order."""
 
 from collections.abc import Callable
-from typing import Self
+from typing import ClassVar, Self
 
 from dps_ray.commands import StepCommand
 from dps_ray.memory.driver import Fence
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
-from dps_ray.memory.restore import RestoreCounters, RestoreResult, RestoreWorker
+from dps_ray.memory.restore import RestoreWorker
+from dps_ray.memory.restore_result import RestoreCounters, RestoreResult
 
 
 class MemoryManager:
@@ -21,6 +22,8 @@ class MemoryManager:
         As in ``RestoreWorker``.
     """
 
+    worker_type: ClassVar[type[RestoreWorker]] = RestoreWorker
+
     def __init__(
         self,
         region: SharedRegion,
@@ -32,7 +35,7 @@ class MemoryManager:
     ) -> None:
         self.region = region
         self._pacer = pacer
-        self._worker = RestoreWorker(
+        self._worker = self.worker_type(
             region, pacer=pacer, chunk_bytes=chunk_bytes, verify=verify, on_done=on_done
         )
         self._bytes_at_last_step = 0
@@ -57,6 +60,7 @@ class MemoryManager:
         # must be zero before the step's first KV write.
         for task in command.cancel:
             self._worker.cancel(task)
+        self._worker.hold(command.hold)
         for unit in command.zero:
             self.region.driver.compute.zero(self.region.unit_kv_view(unit))
         for move in command.move:

@@ -2,23 +2,35 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 
-_BASELINE_WEIGHT = 0.2
-_INFLATION_WEIGHT = 0.3
+_STEPS_KEPT = 32
+_STEPS_JUDGED = 8
+_STEPS_ALARMED = 3
+_ALARM = 4.0
+"""Stretch of a few steps in a row, as a multiple of the allowed one, that is answered at once."""
+_TARGET_SHARE = 0.5
+"""The typical step is stretched by this share of what is allowed: the slowest ones get more."""
+_START_SHARE = 1 / 16
 _SLOWEST_CUT = 0.5
-_FASTEST_RISE = 1.25
-_PIECES_PER_CHUNK = 8
+_FIRST_RISE, _LATER_RISE = 2.0, 1.5
+_PIECES_PER_STEP = 4
 _PIECE_UNIT_BYTES = 64 << 10
+_LINK_WEIGHT = 0.2
 
 
 class Pacer:
     """Paces chunks of a restore by step-time inflation.
 
-    Steps without a restore give a baseline per load. Steps with one are compared with it: the rate
-    is multiplied by ``max_inflation / inflation`` (within 0.5 and 1.25), as the stretch caused by
-    copying grows with its rate. With no load the restore runs unpaced. All methods are
-    thread-safe.
+    Steps without a restore give a baseline per load. A few steps with one are compared with it, by
+    their median: one slow step means nothing. The rate is then multiplied by what is aimed at over
+    what was found, as the stretch caused by copying grows with its rate.
+
+    A restore under load starts at a sixteenth of the link and doubles until it is first found to
+    stretch steps too much; from then on the rate rises more slowly and is kept from restore to
+    restore. With no load the restore runs unpaced. All methods are thread-safe.
 
     Parameters
     ----------
@@ -45,18 +57,22 @@ class Pacer:
         self._clock = clock
         self._idle_after_s = idle_after_s
         self._lock = threading.Lock()
-        self._baseline_s: dict[int, float] = {}
-        self._inflation = 0.0
-        self._rate: float | None = None
+        self._alone_s: dict[int, deque[float]] = {}
+        """Latest durations of steps without a restore, by load."""
+        self._stretched: list[float] = []
+        """Durations of steps with a restore since the rate was set, as shares of the baseline."""
+        self._step_s = 0.0
+        self._chosen_rate: float | None = None
+        self._rise = _FIRST_RISE
         self._link_rate: float | None = None
-        self._last_chunk: tuple[float, int] | None = None
         self._due = clock()
         self._busy_until = clock()
 
     @property
     def rate_bytes_per_s(self) -> float | None:
         """Rate under load, bytes per second; ``None`` while unpaced."""
-        return self._rate
+        with self._lock:
+            return self._rate()
 
     def note_step(self, duration_s: float, restoring: bool, load: int | None) -> None:
         """Learn from one finished forward pass.
@@ -75,63 +91,72 @@ class Pacer:
                 self._busy_until = self._clock()
                 return
             self._busy_until = self._clock() + max(self._idle_after_s, 2 * duration_s)
+            self._step_s = duration_s
             bucket = -1 if load is None else load.bit_length()
             if not restoring:
-                known_s = self._baseline_s.get(bucket, duration_s)
-                self._baseline_s[bucket] = known_s + _BASELINE_WEIGHT * (duration_s - known_s)
-            elif self._baseline_s:
-                self._adjust(duration_s / self._expected_s(bucket) - 1.0)
+                self._alone_s.setdefault(bucket, deque(maxlen=_STEPS_KEPT)).append(duration_s)
+            elif self._alone_s:
+                self._stretched.append(duration_s / self._expected_s(bucket))
+                self._judge()
+
+    def note_copy(self, nbytes: int, seconds: float) -> None:
+        """Learn what the link can do from one chunk: its bytes, and the time it had the link."""
+        with self._lock:
+            measured = nbytes / max(seconds, 1e-9)
+            known = self._link_rate or measured
+            self._link_rate = known + _LINK_WEIGHT * (measured - known)
 
     def next_delay_s(self, chunk_bytes: int) -> float:
         """Wait this long, seconds, before copying the next chunk; call once per chunk."""
         with self._lock:
-            now = self._clock()
-            self._measure_link(now, chunk_bytes)
-            if self._rate is None or now >= self._busy_until:
+            now, rate = self._clock(), self._rate()
+            if rate is None or now >= self._busy_until:
                 self._due = now
                 return 0.0
-            interval_s = chunk_bytes / self._rate
+            interval_s = chunk_bytes / rate
             # At most one chunk ahead: a cancelled wait must not be paid for by later restores.
             delay_s = min(max(0.0, self._due - now), interval_s)
             self._due = now + delay_s + interval_s
-            # A delayed chunk says nothing about the link.
-            if delay_s > 0:
-                self._last_chunk = None
             return delay_s
 
     def piece_bytes(self, chunk_bytes: int) -> int:
-        """Bytes to copy at once: a chunk, or a small part of one while the rate is held down.
+        """Bytes to copy at once: a chunk, or less of one while the rate is held down.
 
-        At a given rate, small pieces stretch every step a little; whole chunks would stretch a few
-        steps by a lot, which is what the slowest percentile shows.
+        At a given rate, several pieces a step stretch every step alike; whole chunks would stretch
+        a few by a lot, which is what the slowest percentile shows.
         """
         with self._lock:
-            paced = self._rate is not None and self._clock() < self._busy_until
-        piece_bytes = chunk_bytes // _PIECES_PER_CHUNK // _PIECE_UNIT_BYTES * _PIECE_UNIT_BYTES
-        return piece_bytes if paced and piece_bytes else chunk_bytes
+            rate = self._rate()
+            if rate is None or self._clock() >= self._busy_until:
+                return chunk_bytes
+            units = int(rate * self._step_s / _PIECES_PER_STEP) // _PIECE_UNIT_BYTES
+            return min(chunk_bytes, max(units, 1) * _PIECE_UNIT_BYTES)
 
-    def _measure_link(self, now: float, chunk_bytes: int) -> None:
-        if self._last_chunk is not None:
-            started, nbytes = self._last_chunk
-            if now > started:
-                measured = nbytes / (now - started)
-                self._link_rate = max(measured, self._link_rate or 0.0)
-        self._last_chunk = (now, chunk_bytes)
+    def _rate(self) -> float | None:
+        """The rate under load; ``None`` where it is the link's own."""
+        rate = self._chosen_rate
+        if rate is None:
+            rate = max(self._floor, _START_SHARE * (self._link_rate or 0.0))
+        return rate if self._link_rate is None or rate < self._link_rate else None
 
     def _expected_s(self, bucket: int) -> float:
-        nearest = min(self._baseline_s, key=lambda known: abs(known - bucket))
-        return max(self._baseline_s[nearest], 1e-9)
+        nearest = min(self._alone_s, key=lambda known: abs(known - bucket))
+        return max(median(self._alone_s[nearest]), 1e-9)
 
-    def _adjust(self, inflation: float) -> None:
-        self._inflation += _INFLATION_WEIGHT * (inflation - self._inflation)
-        if self._inflation <= 0:
-            factor = _FASTEST_RISE
+    def _judge(self) -> None:
+        """Set the rate anew once enough steps have shown what the present one does."""
+        latest = self._stretched[-_STEPS_ALARMED:]
+        if len(latest) == _STEPS_ALARMED and min(latest) - 1.0 > _ALARM * self._max_inflation:
+            stretch = median(latest) - 1.0
+        elif len(self._stretched) == _STEPS_JUDGED:
+            stretch = median(self._stretched) - 1.0
         else:
-            factor = self._max_inflation / self._inflation
-            factor = min(max(factor, _SLOWEST_CUT), _FASTEST_RISE)
-        link_rate = max(self._link_rate or self._floor, self._floor)
-        rate = (self._rate or link_rate) * factor
-        unpaced = factor >= 1.0 and rate >= link_rate
-        self._rate = None if unpaced else max(self._floor, rate)
-        # The average still holds steps at the old rate: carry it over to the new one.
-        self._inflation *= factor
+            return
+        self._stretched.clear()
+        target = _TARGET_SHARE * self._max_inflation
+        factor = self._rise if stretch <= 0 else target / stretch
+        factor = min(max(factor, _SLOWEST_CUT), self._rise)
+        if factor < 1.0:
+            self._rise = _LATER_RISE
+        rate = self._rate() or self._link_rate or self._floor
+        self._chosen_rate = max(self._floor, min(rate, self._link_rate or rate) * factor)

@@ -5,43 +5,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dps_ray.commands import RestoreTask
-from dps_ray.memory.checksum import ROW_BYTES
 from dps_ray.memory.driver import Fence
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
-
-CHUNKS_IN_FLIGHT = 2
-"""Chunks given to the link at once: one being copied, and one behind it that hides the time it
-takes to issue. A steal waits for this many at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreResult:
-    """Outcome of a restore that was not cancelled."""
-
-    task: RestoreTask
-    ok: bool
-    """The segment is in place; verified, unless verification is off."""
-    nbytes: int
-    seconds: float
-    """Time spent copying and verifying, without fences and pacing."""
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class RestoreCounters:
-    """Totals since the start."""
-
-    bytes: int = 0
-    """Residual bytes copied, those of cancelled restores included."""
-    busy_seconds: float = 0.0
-    """Time spent copying and verifying, without fences and pacing."""
-    completed: int = 0
-    cancelled: int = 0
-    failed: int = 0
+from dps_ray.memory.restore_result import RestoreCounters, RestoreResult
+from dps_ray.memory.segment_copy import SegmentCopy
 
 
 class _CancelledError(Exception):
@@ -87,6 +58,8 @@ class RestoreWorker:
         """The active task was cancelled: no further effect may begin."""
         self._in_effect = False
         """The active task is copying, remapping or reporting right now."""
+        self._held = False
+        """No further chunk of any task is copied for now; what has been copied stays."""
         self._issued: Fence | None = None
         """The latest chunk given to the link, of whichever task."""
         self._stopping = False
@@ -135,6 +108,13 @@ class RestoreWorker:
                 # The worker may have gone on to another task: its chunk is no earlier than ours.
                 if self._issued is not None:
                     self._region.driver.compute.wait_for(self._issued)
+
+    def hold(self, held: bool) -> None:
+        """Let restores stop where they are, chunks in flight aside, or go on from there."""
+        with self._changed:
+            if held is not self._held:
+                self._held = held
+                self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is queued or running; whether that came before the timeout."""
@@ -185,12 +165,12 @@ class RestoreWorker:
             return task, fence
 
     def _restore(self, task: RestoreTask, fence: Fence) -> None:
-        nbytes, error = 0, None
+        copy, error = self._segment_copy(task), None
         busy_before_s = self.counters().busy_seconds
         try:
             self._bind(task, fence)
-            nbytes, checksum = self._copy(task)
-            error = self._mismatch(task, checksum)
+            self._copy(copy)
+            error = self._mismatch(task, copy.checksum)
         except _CancelledError:
             self._count_locked(cancelled=1)
             return
@@ -200,7 +180,9 @@ class RestoreWorker:
             self._region.driver.transfer.synchronize()
             error = f"segment {task.segment} was not restored into unit {task.unit}: {failure}"
         seconds = self.counters().busy_seconds - busy_before_s
-        result = RestoreResult(task, error is None, nbytes, seconds, error)
+        result = RestoreResult(
+            task, error is None, copy.copied_bytes, seconds, copy.resumed_bytes, error
+        )
         try:
             with self._effect():
                 self._on_done(result)
@@ -219,47 +201,41 @@ class RestoreWorker:
         with self._effect():
             self._region.rebind(task.segment, task.unit)
 
-    def _copy(self, task: RestoreTask) -> tuple[int, int | None]:
-        """Copy a segment; its bytes, and the checksum of what arrived where it is known already."""
-        destination = self._region.segment_view(task.segment)
-        source = self._region.backup.segment(task.segment)
-        transfer = self._region.driver.transfer
-        in_flight: deque[Fence] = deque()
-        # Shares are sums over whole rows.
-        sum_now = self._verify and self._chunk_bytes % ROW_BYTES == 0
-        shares: list[int | None] = []
-        copied = 0
-        while copied < source.numel():
-            size = self._pacer.piece_bytes(self._chunk_bytes)
-            chunk = slice(copied, min(copied + size, source.numel()))
-            delay_s = self._pacer.next_delay_s(chunk.stop - chunk.start)
-            self._land(in_flight, 0 if delay_s > 0 else CHUNKS_IN_FLIGHT - 1)
-            self._pause(delay_s)
-            began_s = time.monotonic()
-            with self._effect():
-                if sum_now:
-                    row = chunk.start // ROW_BYTES
-                    shares.append(transfer.copy_summed(destination[chunk], source[chunk], row))
-                else:
-                    transfer.copy(destination[chunk], source[chunk])
-                self._issued = transfer.mark()
-            in_flight.append(self._issued)
-            busy_s = time.monotonic() - began_s
-            self._count_locked(bytes=chunk.stop - chunk.start, busy_seconds=busy_s)
-            copied = chunk.stop
-        self._land(in_flight, 0)
-        known = [share for share in shares if share is not None]
-        whole = sum_now and len(known) == len(shares)
-        return source.numel(), sum(known) % (1 << 64) if whole else None
+    def _segment_copy(self, task: RestoreTask) -> SegmentCopy:
+        """A copy of the task's segment that has everything before it.
 
-    def _land(self, in_flight: deque[Fence], allowed: int) -> None:
-        """Wait until no more than ``allowed`` chunks are in flight, oldest first."""
-        if len(in_flight) <= allowed:
-            return
-        began_s = time.monotonic()
-        while len(in_flight) > allowed:
-            in_flight.popleft().wait()
-        self._count_locked(busy_seconds=time.monotonic() - began_s)
+        Progress dies with the task: nobody knows what a unit holds that was stolen in between.
+        """
+        return SegmentCopy(
+            self._region.segment_view(task.segment),
+            self._region.backup.segment(task.segment),
+            self._region.driver.transfer,
+            summed=self._verify,
+        )
+
+    def _copy(self, copy: SegmentCopy) -> None:
+        """Copy what is left of a segment, as fast as pacing and holds allow."""
+        queued = self._region.driver.transfer.depth - 1
+        while copy.left_bytes:
+            size = min(self._pacer.piece_bytes(self._chunk_bytes), copy.left_bytes)
+            delay_s = self._pacer.next_delay_s(size)
+            if delay_s > 0:
+                self._land(copy, 0)
+                self._pause(delay_s)
+            if self._held:
+                self._land(copy, 0)
+                self._wait_released(copy)
+            with self._effect():
+                self._issued = copy.issue(size)
+            self._count_locked(bytes=size)
+            self._land(copy, queued)
+        self._land(copy, 0)
+
+    def _land(self, copy: SegmentCopy, allowed: int) -> None:
+        """Wait until no more than ``allowed`` chunks are in flight."""
+        for nbytes, seconds in copy.land(allowed):
+            self._pacer.note_copy(nbytes, seconds)
+            self._count_locked(busy_seconds=seconds)
 
     def _mismatch(self, task: RestoreTask, checksum: int | None) -> str | None:
         if not self._verify:
@@ -278,9 +254,13 @@ class RestoreWorker:
         )
 
     def _pause(self, delay_s: float) -> None:
-        if delay_s > 0:
-            with self._changed:
-                self._changed.wait_for(lambda: self._abandoned, delay_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._abandoned, delay_s)
+
+    def _wait_released(self, copy: SegmentCopy) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._abandoned or not self._held)
+        copy.resumed_bytes = copy.copied_bytes
 
     @contextmanager
     def _effect(self) -> Iterator[None]:

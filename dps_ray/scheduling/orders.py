@@ -36,7 +36,12 @@ class PendingOrders:
         self.emptied.add(unit)
 
     def take(
-        self, mode: Mode, full_layers: tuple[int, ...], restore: tuple[RestoreTask, ...]
+        self,
+        mode: Mode,
+        full_layers: tuple[int, ...],
+        *,
+        hold: bool,
+        restore: tuple[RestoreTask, ...],
     ) -> StepCommand:
         """Hand out everything pending as the command of one step."""
         command = StepCommand(
@@ -45,6 +50,7 @@ class PendingOrders:
             cancel=tuple(self.cancel),
             zero=tuple(self.zero),
             move=tuple(self.move),
+            hold=hold,
             restore=restore,
         )
         self.cancel.clear()

@@ -44,6 +44,17 @@ class ResidualReturn:
         self.retry = RestoreRetry(retry)
         self._slots = max_restoring_units or ledger.num_units
         self._began_s: float | None = None
+        self._held = False
+
+    @property
+    def held(self) -> bool:
+        """Whether open restores stand still since a lend."""
+        return self._held and bool(self._ledger.open_restores)
+
+    @property
+    def running(self) -> bool:
+        """Whether bytes are on their way back."""
+        return bool(self._ledger.open_restores) and not self._held
 
     def candidates(self) -> tuple[int, ...]:
         """Return the units whose restore could begin in the coming step, in this order.
@@ -58,14 +69,15 @@ class ResidualReturn:
             if unit not in self._orders.zero and unit not in self._orders.emptied
         )
 
-    def begin(self, units: tuple[int, ...], now: float) -> tuple[RestoreTask, ...]:
-        """Begin restores in as many of ``units`` as may be open at once."""
+    def advance(self, units: tuple[int, ...], now: float) -> tuple[RestoreTask, ...]:
+        """Let open restores go on, and begin others in as many of ``units`` as may be open."""
+        self._held = False
         slots = self._slots - len(self._ledger.open_restores)
         tasks = []
         for unit in units[: max(slots, 0)]:
             self._blocks.hide_unit(unit)
             tasks.append(self._ledger.begin_restore(unit))
-        if tasks and self._began_s is None:
+        if self._ledger.open_restores and self._began_s is None:
             self._began_s = now
         self._counters.restores_started += len(tasks)
         return tuple(tasks)
@@ -98,8 +110,13 @@ class ResidualReturn:
             self._began_s = None
 
     def lent(self) -> None:
-        """A unit was lent: the way back begins anew."""
+        """A unit was lent: what is still open stops where it is, and the way back begins anew.
+
+        The units under restore are the next to be lent, and copying would stretch the steps just
+        when demand is highest.
+        """
         self._began_s = None
+        self._held = True
 
     def arrived(self, now: float) -> None:
         """Full mode is back."""

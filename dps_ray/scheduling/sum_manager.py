@@ -109,13 +109,18 @@ class SumManager:
 
     @property
     def wants_restore(self) -> bool:
-        """Whether restores would have begun in the latest step, permit or not."""
+        """Whether restores would have begun or gone on in the latest step, permit or not."""
         return self._wants_restore
 
     @property
     def awaits_permit(self) -> bool:
         """Whether nothing but the permit keeps memory from returning."""
-        return self._wants_restore and not self._permits.restore and not self.ledger.open_restores
+        return self._wants_restore and not self._permits.restore and not self._return.running
+
+    @property
+    def restoring(self) -> bool:
+        """Whether residual bytes are on their way back; not so while a burst holds them up."""
+        return self._return.running
 
     @property
     def fault(self) -> str | None:
@@ -137,27 +142,27 @@ class SumManager:
     def has_pending_work(self) -> bool:
         """Whether an engine without requests must keep stepping.
 
-        True while restores are open or could begin on an idle engine, dwell and retry pauses
+        True while restores run, or could begin or go on on an idle engine, dwell and retry pauses
         included, and until the mode has followed.
         """
-        if self.ledger.open_restores:
+        if self._return.running:
             return True
         if self._pin is Pin.FAST:
             return self.mode is not Mode.FAST
         if self.ledger.fully_backed:
             return self.mode is not Mode.FULL
-        return bool(self.ledger.restorable_units()) and not self._return.retry.exhausted
+        return self._could_restore and not self._return.retry.exhausted
 
     @property
     def idle_pause_s(self) -> float:
         """How long steps of an engine without requests change nothing, seconds.
 
         What is left of the dwell or of a retry's pause, or a moment while only the fleet's permit
-        is missing; 0 while restores are open.
+        is missing; 0 while restores run.
         """
         if self.awaits_permit:
             return PERMIT_POLL_S
-        if self.ledger.open_restores or not self.ledger.restorable_units():
+        if self._return.running or not self._could_restore:
             return 0.0
         now = self._clock()
         return max(self._policy.dwell_left_s(self._pin, now), self._return.retry.pause_s(now))
@@ -181,7 +186,7 @@ class SumManager:
     def set_pin(self, pin: Pin) -> None:
         """Obey ``pin`` from the next step on, and forget failed restores.
 
-        Open restores run on under ``Pin.FAST``; no new one starts.
+        Running restores run on under ``Pin.FAST``; none starts or goes on.
         """
         self._pin = pin
         self._return.retry.reset()
@@ -277,7 +282,7 @@ class SumManager:
             if mode is Mode.FULL:
                 self._return.arrived(now)
         full_layers = self.layers.plan_step(mode, self._policy.heading)
-        return self._orders.take(mode, full_layers, restore)
+        return self._orders.take(mode, full_layers, hold=self._return.held, restore=restore)
 
     def restore_candidates(self) -> tuple[int, ...]:
         """Return the units whose restore could begin in the coming step, in this order."""
@@ -315,10 +320,16 @@ class SumManager:
         self._blocks.reveal_unit(lend.unit)
 
     def _begin_restores(self, pressure: Pressure, now: float) -> tuple[RestoreTask, ...]:
-        candidates = self.restore_candidates() if self._may_restore(pressure, now) else ()
-        self._wants_restore = bool(candidates)
-        may_begin = self._permits.restore and not self._permits.stop
-        return self._return.begin(candidates, now) if may_begin else ()
+        may_restore = self._may_restore(pressure, now)
+        candidates = self.restore_candidates() if may_restore else ()
+        self._wants_restore = may_restore and (bool(candidates) or self._return.held)
+        if not (may_restore and self._permits.restore) or self._permits.stop:
+            return ()
+        return self._return.advance(candidates, now)
+
+    @property
+    def _could_restore(self) -> bool:
+        return bool(self.ledger.restorable_units()) or self._return.held
 
     def _may_restore(self, pressure: Pressure, now: float) -> bool:
         return self._policy.may_restore(pressure, self._pin, now) and self._return.retry.may_start(

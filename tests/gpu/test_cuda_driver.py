@@ -15,7 +15,7 @@ from dps_ray.memory.geometry import plan_geometry
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import Binding, SharedRegion
-from dps_ray.memory.restore import RestoreResult
+from dps_ray.memory.restore_result import RestoreResult
 from dps_ray.modes import Mode
 
 UNITS = 8

@@ -23,7 +23,7 @@ from dps_ray.memory.host_driver import HostDriver
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
-from dps_ray.memory.restore import RestoreResult
+from dps_ray.memory.restore_result import RestoreResult
 from dps_ray.modes import Mode
 from dps_ray.scheduling.block_precision import BlockPrecision
 from dps_ray.scheduling.ledger import UnitLedger

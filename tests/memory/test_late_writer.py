@@ -14,7 +14,7 @@ from dps_ray.commands import RestoreTask, StepCommand
 from dps_ray.memory.driver import Fence
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.memory.pacing import Pacer
-from dps_ray.memory.restore import RestoreResult
+from dps_ray.memory.restore_result import RestoreResult
 from dps_ray.modes import Mode
 
 from .step_engines import TIMEOUT_S, CudaSteps, HostSteps

@@ -23,7 +23,8 @@ class Replica:
     stretch: float = 0.6
     copied: int = 0
     copy_at_s: float = 0.0
-    """When the next chunk may be copied: its delay has been asked for already."""
+    """When the next piece may be copied: its delay has been asked for already."""
+    piece: int = 64 << 10
 
     def step(self, *, restoring: bool, load: int = 8) -> float:
         """Run one step with a restore thread beside it; return its duration, seconds."""
@@ -32,11 +33,13 @@ class Replica:
         if restoring:
             self.copy_at_s = max(self.copy_at_s, start_s)
         while restoring and self.copy_at_s < start_s + duration_s:
-            copy_s = CHUNK_BYTES / LINK_BYTES_PER_S
-            copied += CHUNK_BYTES
+            copy_s = self.piece / LINK_BYTES_PER_S
+            copied += self.piece
             duration_s += self.stretch * copy_s
             self.clock[0] = self.copy_at_s + copy_s
-            self.copy_at_s = self.clock[0] + self.pacer.next_delay_s(CHUNK_BYTES)
+            self.pacer.note_copy(self.piece, copy_s)
+            self.piece = self.pacer.piece_bytes(CHUNK_BYTES)
+            self.copy_at_s = self.clock[0] + self.pacer.next_delay_s(self.piece)
         self.clock[0] = start_s + duration_s
         self.copied += copied
         self.pacer.note_step(duration_s, copied > 0, load)
@@ -57,23 +60,64 @@ def test_an_idle_replica_restores_without_delay() -> None:
         idle.pacer.note_step(0.001, restoring=True, load=0)
 
 
-def test_restore_backs_off_until_steps_stretch_no_more_than_allowed() -> None:
+def test_restore_under_load_starts_slowly_and_settles_below_what_is_allowed() -> None:
     busy = replica()
     for _ in range(20):
         busy.step(restoring=False)
-    first_s = busy.step(restoring=True)
-    assert first_s > 1.3 * busy.step_s
+    taken_s = [busy.step(restoring=True) for _ in range(300)]
+    assert max(taken_s[:8]) < 1.05 * busy.step_s, "the first steps are stretched too much"
+    settled = sum(taken_s[100:]) / 200 / busy.step_s - 1
+    assert 0.01 < settled < 0.05
+    assert max(taken_s) < 1.1 * busy.step_s
+
+
+def test_the_next_restore_begins_at_the_rate_that_was_good_for_the_last() -> None:
+    busy = replica()
+    for _ in range(20):
+        busy.step(restoring=False)
     for _ in range(100):
         busy.step(restoring=True)
-    settled_s = [busy.step(restoring=True) for _ in range(200)]
-    mean = sum(settled_s) / len(settled_s) / busy.step_s - 1
-    assert 0.02 < mean < 0.08
+    rate = busy.pacer.rate_bytes_per_s
+    for _ in range(50):
+        busy.step(restoring=False)
+    busy.clock[0] += 60.0
+    busy.step(restoring=True)
+    assert busy.pacer.rate_bytes_per_s == rate
+
+
+def test_one_slow_step_in_a_few_does_not_slow_the_restore() -> None:
+    busy = replica()
+    for _ in range(20):
+        busy.step(restoring=False)
+    for _ in range(100):
+        busy.step(restoring=True)
+    rate = busy.pacer.rate_bytes_per_s
+    assert rate is not None
+    for index in range(64):
+        busy.step_s = 0.04 if index % 5 == 0 else 0.02
+        busy.step(restoring=True)
+    assert busy.pacer.rate_bytes_per_s == pytest.approx(rate, rel=0.3)
+
+
+def test_a_sudden_stretch_is_met_before_a_judgement_is_due() -> None:
+    busy = replica(stretch=0.05)
+    for _ in range(20):
+        busy.step(restoring=False)
+    for _ in range(100):
+        busy.step(restoring=True)
+    rate = busy.pacer.rate_bytes_per_s or LINK_BYTES_PER_S
+    busy.stretch = 1.0
+    for _ in range(3):
+        busy.step(restoring=True)
+    assert (busy.pacer.rate_bytes_per_s or LINK_BYTES_PER_S) <= 0.5 * rate
 
 
 def test_a_restore_that_disturbs_nobody_runs_at_link_rate() -> None:
     busy = replica(stretch=0.01)
     for _ in range(20):
         busy.step(restoring=False)
+    for _ in range(50):
+        busy.step(restoring=True)
     start_s, copied = busy.clock[0], busy.copied
     for _ in range(100):
         busy.step(restoring=True)
@@ -127,7 +171,7 @@ def test_larger_steps_are_not_taken_for_inflation() -> None:
     busy.step_s = 0.2
     for _ in range(20):
         busy.step(restoring=False, load=2000)
-    for _ in range(20):
+    for _ in range(60):
         busy.step(restoring=True, load=2000)
     assert busy.pacer.rate_bytes_per_s is None
 
@@ -144,14 +188,29 @@ def test_cancelled_waits_do_not_add_up() -> None:
         assert busy.pacer.next_delay_s(CHUNK_BYTES) <= CHUNK_BYTES / rate * 1.001
 
 
-def test_a_paced_restore_copies_small_pieces_and_an_idle_one_whole_chunks() -> None:
+def test_a_paced_restore_copies_several_pieces_a_step_and_an_idle_one_whole_chunks() -> None:
     busy = replica()
     assert busy.pacer.piece_bytes(CHUNK_BYTES) == CHUNK_BYTES
     for _ in range(20):
         busy.step(restoring=False)
     for _ in range(50):
         busy.step(restoring=True)
-    assert busy.pacer.piece_bytes(CHUNK_BYTES) == CHUNK_BYTES // 8
+    rate, piece = busy.pacer.rate_bytes_per_s, busy.pacer.piece_bytes(CHUNK_BYTES)
+    assert rate is not None
+    assert 3.5 <= rate * busy.step_s / piece < 6
     assert busy.pacer.piece_bytes(4096) == 4096, "too small to be split"
     busy.clock[0] += 2.0
     assert busy.pacer.piece_bytes(CHUNK_BYTES) == CHUNK_BYTES
+
+
+def test_the_link_is_measured_while_the_rate_is_held_down() -> None:
+    busy = replica()
+    for _ in range(20):
+        busy.step(restoring=False)
+    for _ in range(20):
+        busy.step(restoring=True)
+    assert busy.pacer.rate_bytes_per_s is not None
+    busy.stretch = 0.0
+    for _ in range(200):
+        busy.step(restoring=True)
+    assert busy.pacer.rate_bytes_per_s is None, "the rate reached the link's own"

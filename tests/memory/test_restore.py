@@ -16,7 +16,8 @@ from dps_ray.memory.checksum import checksum64
 from dps_ray.memory.driver import Executor, VmmError
 from dps_ray.memory.host_driver import HostDriver, HostExecutor
 from dps_ray.memory.pacing import Pacer
-from dps_ray.memory.restore import RestoreResult, RestoreWorker
+from dps_ray.memory.restore import RestoreWorker
+from dps_ray.memory.restore_result import RestoreResult
 
 if TYPE_CHECKING:
     from conftest import BuildRig, Rig
