@@ -19,7 +19,7 @@ class EngineStatus:
     mode: Mode
     pin: Pin
     restoring: bool
-    """Some segment is on its way back."""
+    """Residual bytes are on their way back; not so while a burst holds them up."""
     base_blocks: int
     total_blocks: int
     """Base and elastic KV blocks together."""
@@ -48,6 +48,8 @@ class EngineStatus:
     restored_bytes: int
     restore_busy_s: float
     """Time spent copying residual bytes, seconds."""
+    resumed_bytes: int
+    """Residual bytes that were in place when a restore went on after a burst: not copied again."""
     restores_cancelled: int
     restores_failed: int
     """Restores that some rank could not complete; each is tried again, within limits."""

@@ -82,6 +82,7 @@ def _judge_soak(
         "restores completed",
         "restores cancelled",
         "restores failed",
+        "bytes not copied again",
         "fast steps with full layers",
     ):
         report.check(f"soak: {happened} at least once", counts[happened] > 0)

@@ -16,6 +16,7 @@ import numpy as np
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from dps_ray.checks.soak_content import BlockContents
 from dps_ray.checks.soak_rank import SoakError, SoakRank
 from dps_ray.checks.soak_requests import (
     BLOCK_TOKENS,
@@ -81,7 +82,7 @@ class Soak:
         ]
         self._reports = rules.reports(self._page, RANKS)
         shape = self._reports.geometry()
-        self.base_blocks, self.blocks_per_unit = shape.base_blocks, shape.blocks_per_unit
+        self.base_blocks = shape.base_blocks
         blocks = shape.base_blocks + shape.elastic_blocks
         plain = BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK_TOKENS)
         self.pool = ElasticBlockPool.make_elastic(plain, shape.base_blocks, shape.blocks_per_unit)
@@ -101,11 +102,7 @@ class Soak:
         self.requests: list[SoakRequest] = []
         self.transfers: list[KVCacheBlock] = []
         """Blocks that something else than a request holds by id: they must not move."""
-        self._content = np.zeros(blocks, dtype=np.uint64)
-        """What each KV block contains once all planned steps have run; one word, repeated."""
-        self._fresh: dict[int, int] = {}
-        """What the next step will write: blocks given out since the latest one, and the word."""
-        self._tags = count(1)
+        self._contents = BlockContents(shape.base_blocks, shape.blocks_per_unit, shape.units)
         self._prefixes = [prefix_of(topic) for topic in range(TOPICS)]
 
     # --- the manager's view of the pool ----------------------------------------------------------
@@ -113,7 +110,7 @@ class Soak:
     def reveal_unit(self, unit: int) -> None:
         """A unit joins the KV cache: its blocks must be zero from the next step on."""
         self.pool.reveal_unit(unit)
-        self._content[self._blocks_of(unit)] = 0
+        self._contents.zeroed(unit)
 
     def hide_unit(self, unit: int) -> None:
         self.pool.hide_unit(unit)
@@ -124,18 +121,14 @@ class Soak:
 
     def move_to_base(self, unit: int, limit: int) -> Sequence[BlockMove]:
         moves = self.pool.move_to_base(unit, limit)
-        self._follow(moves)
+        self._contents.moved(moves)
         return moves
 
     def save_prefixes(self, units: Sequence[int], limit: int) -> Mapping[int, Sequence[BlockMove]]:
         moves = self.pool.save_prefixes(units, limit)
         for of_unit in moves.values():
-            self._follow(of_unit)
+            self._contents.moved(of_unit)
         return moves
-
-    def _follow(self, moves: Sequence[BlockMove]) -> None:
-        for move in moves:
-            self._content[move.target] = self._content[move.source]
 
     # --- what vLLM's KV cache manager does -------------------------------------------------------
 
@@ -148,7 +141,7 @@ class Soak:
             found = self.pool.get_cached_block(block_hash, [0])
             if not found:
                 break
-            self._must_hold(found[0].block_id, tag_of(block_hash))
+            self._contents.must_hold(found[0].block_id, tag_of(block_hash))
             hits += found
         wanted = length - len(hits) + room
         reserved = sum(block.ref_cnt == 0 for block in hits)
@@ -157,7 +150,7 @@ class Soak:
         self.pool.touch(hits)
         blocks = hits + self._take(wanted)
         for block, block_hash in zip(blocks[len(hits) :], hashes[len(hits) :], strict=False):
-            self._fresh[block.block_id] = tag_of(block_hash)
+            self._contents.cached(block.block_id, tag_of(block_hash))
         self.pool.cache_full_blocks(request, blocks, len(hits), length, BLOCK_TOKENS, 0)
         self.requests.append(SoakRequest(blocks, length))
         self.counts["prefix blocks hit"] += len(hits)
@@ -172,6 +165,11 @@ class Soak:
         wanted = self.pool.get_num_free_blocks() - spare
         if wanted > 0:
             self.requests.append(SoakRequest(self._take(wanted), 0))
+
+    def outgrow(self) -> None:
+        """Take one unit more than is free, while copies are slow: others stand half copied."""
+        self.stall_all()
+        self.burst(max(self.manager.ledger.lendable_blocks - 1, 0))
 
     def finish(self, pick: int) -> None:
         """End a request whose step may still be running."""
@@ -208,8 +206,7 @@ class Soak:
 
     def damage(self, rank: int) -> None:
         """Let the next copy of one rank arrive with a wrong bit, while the others are slow."""
-        for index in range(len(self.ranks)):
-            self.stall(index)
+        self.stall_all()
         self.ranks[rank].driver.link.stall_next = False
         self.ranks[rank].driver.link.damage_next = True
 
@@ -217,10 +214,14 @@ class Soak:
         """Let the next copy of one rank take longer than several steps."""
         self.ranks[rank].driver.link.stall_next = True
 
+    def stall_all(self) -> None:
+        for index in range(len(self.ranks)):
+            self.stall(index)
+
     def settle(self) -> None:
-        """Wait until every restore has ended, on all ranks."""
+        """Wait until every restore has ended on all ranks, unless a burst holds them up."""
         for rank in self.ranks:
-            rank.wait_restored()
+            rank.wait_restored() if self.manager.restoring else rank.driver.stream.synchronize()
         self._check_segments()
 
     def step(self, pause_s: float, late: bool) -> None:
@@ -230,8 +231,8 @@ class Soak:
         """
         command = self.manager.plan_step(self._pressure())
         written = self._forward_pass()
-        owned = self._owned_blocks()
-        content = self._content.copy()
+        owned = self._contents.owned(self.manager.ledger)
+        content = self._contents.words()
         for rank in self.ranks:
             rank.driver.stream.late = late
             rank.step(command, written, owned, content)
@@ -259,6 +260,7 @@ class Soak:
         SoakError
             When memory was not given back.
         """
+        self.counts["bytes not copied again"] += sum(rank.resumed_bytes for rank in self.ranks)
         left = [rank.close() for rank in self.ranks]
         self._page.remove()
         if any(left):
@@ -282,15 +284,14 @@ class Soak:
         held |= {block.block_id for block in self.transfers}
         if len(ids) != number or ids & held or 0 in ids:
             raise SoakError(f"asked for {number} blocks, got {sorted(ids)}; held: {sorted(held)}")
-        self._fresh |= {block: next(self._tags) for block in ids}
+        self._contents.rewritten(ids)
         self.counts["blocks allocated"] += number
         return blocks
 
     def _free(self, request: SoakRequest) -> None:
         # vLLM frees a request's blocks last to first.
         self.pool.free_blocks(reversed(request.blocks))
-        for block in request.blocks:
-            self._fresh.pop(block.block_id, None)
+        self._contents.freed(block.block_id for block in request.blocks)
         self.counts["blocks freed"] += len(request.blocks)
 
     def _forward_pass(self) -> np.ndarray:
@@ -298,22 +299,8 @@ class Soak:
         for request in self.requests:
             request.scheduled = True
             if len(request.blocks) > request.prefix:
-                self._fresh[request.blocks[-1].block_id] = next(self._tags)
-        written = np.fromiter(self._fresh, dtype=np.intp, count=len(self._fresh))
-        self._content[written] = list(self._fresh.values())
-        self._fresh.clear()
-        return written
-
-    def _owned_blocks(self) -> np.ndarray:
-        """All blocks of the KV cache but the null block, which nobody writes."""
-        ledger = self.manager.ledger
-        parts = [np.arange(1, self.base_blocks)]
-        parts += [
-            self._blocks_of(unit)
-            for unit in range(ledger.num_units)
-            if ledger.segment_of(unit) is None
-        ]
-        return np.concatenate(parts)
+                self._contents.rewritten([request.blocks[-1].block_id])
+        return self._contents.write()
 
     def _check_segments(self) -> None:
         ledger = self.manager.ledger
@@ -324,11 +311,3 @@ class Soak:
                 for rank in self.ranks:
                     rank.check_segment(segment, unit)
                 self.counts["segments compared"] += RANKS
-
-    def _must_hold(self, block: int, tag: int) -> None:
-        if self._fresh.get(block, int(self._content[block])) != tag:
-            raise SoakError(f"cached block {block} is hit for a prefix it does not hold")
-
-    def _blocks_of(self, unit: int) -> np.ndarray:
-        start = self.base_blocks + unit * self.blocks_per_unit
-        return np.arange(start, start + self.blocks_per_unit)

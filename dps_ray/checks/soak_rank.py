@@ -155,6 +155,8 @@ class SoakRank:
         self.region = SharedRegion(self.driver, arena, self.geometry, binding)
         self.region.upload_all()
         self._section = section
+        self.resumed_bytes = 0
+        """Bytes that restores had in place when they went on after a burst."""
         self.memory = rules.memory(
             self.region,
             pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=1e9),
@@ -266,4 +268,5 @@ class SoakRank:
 
     def _restored(self, result: RestoreResult) -> None:
         epoch = result.task.epoch
+        self.resumed_bytes += result.resumed_bytes
         self._section.outcomes[result.task.unit] = epoch if result.ok else -epoch

@@ -6,6 +6,7 @@ not needed or not tested.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -15,6 +16,8 @@ from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.rank_reports import RankReports
 from dps_ray.memory.driver import Fence
 from dps_ray.memory.manager import MemoryManager
+from dps_ray.memory.restore import RestoreWorker
+from dps_ray.memory.segment_copy import SegmentCopy
 from dps_ray.modes import Mode
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure
@@ -73,6 +76,23 @@ class _ObeysOneStepLate(MemoryManager):
 class _DoesNotCopyMovedBlocks(MemoryManager):
     def apply(self, command: StepCommand, fence: Fence) -> None:
         super().apply(replace(command, move=()), fence)
+
+
+class _KeepsCopies(RestoreWorker):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._copies: dict[tuple[int, int], SegmentCopy] = {}
+        super().__init__(*args, **options)
+
+    def _segment_copy(self, task: RestoreTask) -> SegmentCopy:
+        where = task.unit, task.segment
+        copy = self._copies.get(where)
+        if copy is None or not copy.left_bytes:
+            copy = self._copies[where] = super()._segment_copy(task)
+        return copy
+
+
+class _TrustsProgressOfStolenUnits(MemoryManager):
+    worker_type = _KeepsCopies
 
 
 # --- in the scheduler -----------------------------------------------------------------------------
@@ -178,6 +198,7 @@ MUTANTS = {
     "a steal cancels the copy under way": Rules(memory=_DoesNotCancel),
     "a copy waits for every earlier step": Rules(memory=_DoesNotWaitForEarlierSteps),
     "the copy has ended before its unit is zeroed": Rules(memory=_ZeroesBeforeItCancels),
+    "progress in a unit ends when it is stolen": Rules(memory=_TrustsProgressOfStolenUnits),
     "restored bytes are verified": Rules(verify=False),
     "orders are obeyed in their own step": Rules(memory=_ObeysOneStepLate),
     "a restore counts when every rank has it": Rules(reports=_BelievesOneRank),

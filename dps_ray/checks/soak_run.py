@@ -96,7 +96,10 @@ def operate(soak: Soak, rng: random.Random, load: float) -> None:
     elif draw < 0.53:
         name = "transfer"
         soak.transfer(rng.randrange(1 << 16))
-    elif draw < 0.56:
+    elif draw < 0.55:
+        name = "small burst"
+        soak.outgrow()
+    elif draw < 0.58:
         name = "wait for restores"
         soak.settle()
     else:

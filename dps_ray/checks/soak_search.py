@@ -39,6 +39,10 @@ class SoakMachine(RuleBasedStateMachine):
     def burst(self, spare: int) -> None:
         self.soak.burst(spare)
 
+    @rule()
+    def outgrow(self) -> None:
+        self.soak.outgrow()
+
     @rule(pick=st.integers(0, 7))
     def finish(self, pick: int) -> None:
         self.soak.finish(pick)

@@ -228,6 +228,7 @@ class Rank:
         if result.ok:
             section["restored_bytes"] += result.nbytes
             section["restore_busy_s"] += result.seconds
+            section["resumed_bytes"] += result.resumed_bytes
             if self._failing and not self._failing - {segment}:
                 logger.info("dps rank %d: restores succeed again", self.index)
             self._failing.discard(segment)

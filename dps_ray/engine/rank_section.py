@@ -16,6 +16,7 @@ _RANK_FIELDS = (
     "layers",
     "restored_bytes",
     "restore_busy_s",
+    "resumed_bytes",
     "restores_failed",
     "backup_bytes",
     "fast_steps",

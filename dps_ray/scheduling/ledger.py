@@ -10,6 +10,7 @@ from typing import Literal
 
 from dps_ray.commands import RestoreTask
 from dps_ray.modes import Mode
+from dps_ray.scheduling.ledger_integrity import check_ledger
 from dps_ray.scheduling.packing import FullestFirst
 from dps_ray.scheduling.states import LedgerError, Lend, SegmentState, UnitState
 
@@ -233,8 +234,6 @@ class UnitLedger:
         self._detach(task.unit)
         return True
 
-    # -- integrity --------------------------------------------------------------------------------
-
     def check_integrity(self) -> None:
         """Verify every invariant in linear time; tests call it after each operation.
 
@@ -243,51 +242,7 @@ class UnitLedger:
         LedgerError
             A sentence that names the unit or segment and what is wrong with it.
         """
-        for unit in range(self.num_units):
-            self._check_unit(unit)
-        held = [segment for segment in self._segment if segment is not None]
-        if len(set(held)) != len(held):
-            raise LedgerError(f"a segment stands in two units: {sorted(held)}")
-        if set(held) & set(self._waiting) or len(held) + len(self._waiting) != self.num_units:
-            raise LedgerError("the segments in units and the waiting ones are not all the segments")
-        bound = {segment for unit in self._backed if (segment := self._segment[unit]) is not None}
-        for segment, state in enumerate(self._segment_state):
-            if (state is SegmentState.BOUND) != (segment in bound):
-                raise LedgerError(f"segment {segment} is {state}, which its unit contradicts")
-        if sum(self.count(state) for state in UnitState) != self.num_units:
-            raise LedgerError("the units counted by state are not all the units")
-        kv_free = sum(self.free_blocks(unit) for unit in range(self.num_units))
-        if kv_free != self._kv_free_blocks:
-            raise LedgerError(f"{self._kv_free_blocks} free blocks are counted, {kv_free} exist")
-        epochs = [task.epoch for task in self._restoring.values()]
-        if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > self._last_epoch):
-            raise LedgerError(f"epochs of open restores do not grow: {epochs}")
-
-    def _check_unit(self, unit: int) -> None:
-        state, used, segment = self._state[unit], self._used[unit], self._segment[unit]
-        if segment is not None and used:
-            raise LedgerError(f"unit {unit} holds segment {segment} and {used} live blocks")
-        if segment is not None and self.binding == "fixed" and segment != unit:
-            raise LedgerError(f"unit {unit} holds segment {segment} although the binding is fixed")
-        if (segment is not None) != (state in (UnitState.BACKED, UnitState.RESTORING)):
-            raise LedgerError(f"unit {unit} is {state} with segment {segment}")
-        task = self._restoring.get(unit)
-        if task is not None and (task.unit, task.segment) != (unit, segment):
-            raise LedgerError(f"unit {unit} restores {task} but is reserved for segment {segment}")
-        right = {
-            UnitState.FREE: unit in self._free_units and used == 0,
-            UnitState.BACKED: unit in self._backed,
-            UnitState.RESTORING: task is not None,
-            UnitState.AVAIL: self._avail.free_blocks(unit)
-            == self.blocks_per_unit - used
-            > 0
-            < used,
-            UnitState.FULL: used == self.blocks_per_unit,
-        }
-        if not right[state]:
-            raise LedgerError(
-                f"unit {unit} is {state} with {used} live blocks and is not listed so"
-            )
+        check_ledger(self)
 
     # -- internals --------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ IDLE = EngineStatus(
     switches_to_full=0,
     restored_bytes=0,
     restore_busy_s=0.0,
+    resumed_bytes=0,
     restores_cancelled=0,
     restores_failed=0,
     blocks_moved=0,

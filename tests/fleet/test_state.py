@@ -36,6 +36,7 @@ STATUS = EngineStatus(
     switches_to_full=3,
     restored_bytes=12345,
     restore_busy_s=0.5,
+    resumed_bytes=77,
     restores_cancelled=1,
     restores_failed=0,
     blocks_moved=0,

@@ -65,6 +65,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.ended: list[RestoreTask] = []
         self.expected_cancel: list[RestoreTask] = []
         self.last_epoch = 0
+        self.lent_since_advance = self.held = False
         self.mode = Mode.FULL
         self.full_layers: tuple[int, ...] = ()
         """Of the latest step, unless something was lent or failed since."""
@@ -92,6 +93,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             self._close(unit)
             self.full_layers = ()
             self.pressed_at_s = self.replica.now_s
+            self.lent_since_advance = True
         if not restoring <= set(lent):
             assert not set(lent) - restoring, "a backed unit was lent before a restoring one"
 
@@ -149,7 +151,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             self._close(unit)
         self.manager.set_permits(Permits())
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.open and not self.held)
     @rule(data=st.data(), rank=st.integers(0, 1))
     def one_rank_finishes(self, data: st.DataObject, rank: int) -> None:
         task = self.open[data.draw(st.sampled_from(sorted(self.open)))]
@@ -191,7 +193,13 @@ class ReplicaMachine(RuleBasedStateMachine):
             self.last_epoch = task.epoch
             self.open[task.unit] = task
         if command.restore:
+            assert not command.hold, "a restore begins while others stand still"
             self._check_restore_was_allowed(*waiting)
+        self.held = command.hold
+        assert not self.held or (self.open and self.lent_since_advance), "nothing to hold up"
+        if not self.held and self.open and self.lent_since_advance:
+            self._check_restore_was_allowed(*waiting)
+            self.lent_since_advance = False
         if command.mode is not self.mode:
             self._check_dwell(command.mode)
             self.mode = command.mode
@@ -269,9 +277,10 @@ class ReplicaMachine(RuleBasedStateMachine):
         for _ in range(4 * UNITS):
             self.replica.now_s += FAST_DWELL_S
             self.step()
-            for task in list(self.open.values()):
-                assert self.replica.finish(task)
-                self.ended.append(self.open.pop(task.unit))
+            if not self.held:
+                for task in list(self.open.values()):
+                    assert self.replica.finish(task)
+                    self.ended.append(self.open.pop(task.unit))
             if not self.manager.has_pending_work:
                 break
         assert self.manager.mode is Mode.FULL

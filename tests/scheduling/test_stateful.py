@@ -32,6 +32,20 @@ class LendsWithoutZeroing(SumManager):
         self._orders.zero.pop()
 
 
+class CopiesOnUnderPressure(SumManager):
+    def _lend(self) -> None:
+        super()._lend()
+        self._return._held = False
+
+
+class NeverGoesOn(SumManager):
+    def _begin_restores(self, pressure: Pressure, now: float) -> tuple[RestoreTask, ...]:
+        held = self._return._held
+        tasks = super()._begin_restores(pressure, now)
+        self._return._held |= held
+        return tasks
+
+
 class FailsWithoutCancelling(SumManager):
     def on_restore_failed(self, unit: int, epoch: int, error: str) -> bool:
         known = super().on_restore_failed(unit, epoch, error)
@@ -113,6 +127,8 @@ class LeaksReleasedBlocks(UnitLedger):
     [
         LendsWithoutCancelling,
         LendsWithoutZeroing,
+        CopiesOnUnderPressure,
+        NeverGoesOn,
         FailsWithoutCancelling,
         RestoresWhatItZeroes,
         BelievesOutdatedReports,

@@ -3,6 +3,7 @@
 import pytest
 
 from dps_ray.modes import Mode, Pin
+from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import SwitchLimits
 from dps_ray.scheduling.retry import RetryLimits
 from dps_ray.scheduling.states import LedgerError
@@ -62,6 +63,47 @@ def test_lend_that_cannot_serve_the_request_lends_nothing():
     assert not replica.manager.lend_for(13)
     assert replica.ledger.fully_backed
     assert replica.step().zero == ()
+
+
+def test_small_burst_holds_the_other_restores_until_pressure_falls_again():
+    replica = Replica(LIMITS)
+    calm(replica, burst(replica))
+    first, *rest = replica.step().restore
+    taken = replica.allocate(11)
+    assert taken is not None
+    command = replica.step()
+    assert (len(command.cancel), command.hold) == (1, True)
+    assert not replica.manager.restoring
+    assert replica.finish(first), "what had arrived by then counts"
+    replica.free(taken)
+    assert replica.manager.has_pending_work
+    assert replica.manager.idle_pause_s == LIMITS.min_fast_dwell_s
+    assert replica.step().hold
+    replica.now_s += LIMITS.min_fast_dwell_s
+    command = replica.step()
+    assert not command.hold
+    assert [task.unit for task in command.restore] == [rest[-1].unit], "only the stolen one anew"
+    began_s = replica.now_s
+    replica.now_s += 4.0
+    assert all(replica.finish(task) for task in (*rest[:-1], *command.restore))
+    assert replica.step().mode is Mode.FULL
+    assert replica.manager.counters.last_restore_s == replica.now_s - began_s
+
+
+def test_held_restores_go_on_only_with_a_permit_and_not_under_a_fast_pin():
+    replica = Replica(LIMITS)
+    calm(replica, burst(replica))
+    replica.step()
+    calm(replica, burst(replica, 11))
+    replica.manager.set_permits(Permits(restore=False))
+    assert replica.step().hold
+    assert replica.manager.awaits_permit
+    replica.manager.set_pin(Pin.FAST)
+    replica.manager.set_permits(Permits())
+    assert replica.step().hold
+    assert not replica.manager.has_pending_work
+    replica.manager.set_pin(Pin.FULL)
+    assert not replica.step().hold
 
 
 def test_new_burst_takes_restoring_units_and_cancels_their_restores():
