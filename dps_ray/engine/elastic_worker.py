@@ -4,11 +4,14 @@ import logging
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.parallel_state import get_tp_group
+
 from dps_ray.config import DpsConfigError
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.configure import engine_options
 from dps_ray.engine.kv_views import bytes_per_block
 from dps_ray.engine.preflight import no_eligible_layer
+from dps_ray.engine.ranks_agree import least_of_ranks
 from dps_ray.engine.seams import swapped
 from dps_ray.memory.geometry import plan_geometry
 from dps_ray.modes import Pin
@@ -48,6 +51,7 @@ class ElasticWorker(_Worker):
         if self.cache_config.kv_cache_memory_bytes is None:
             # vLLM saw only the upper bytes: the residual is yet to take its share.
             base_bytes -= rank.arena.used_bytes
+        base_bytes = least_of_ranks(base_bytes, get_tp_group().cpu_group)
         block_bytes = bytes_per_block(self.vllm_config, self.model_runner.get_kv_cache_spec())
         geometry = plan_geometry(
             kv_bytes=base_bytes,
