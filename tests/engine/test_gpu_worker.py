@@ -99,9 +99,13 @@ def test_command_is_obeyed_before_anything_of_its_step_is_launched(
     assert log == [command, "capture", (0.008, 5, Mode.FAST), "launch"]
 
 
-@pytest.mark.parametrize("asked", [None, 64 << 20])
+@pytest.mark.parametrize(
+    ("asked", "measured", "least"),
+    [(None, 96 << 20, 64 << 20), (64 << 20, 64 << 20, 64 << 20), (None, 99 << 20, 64 << 20)],
+    ids=["measured", "asked for", "another rank has less"],
+)
 def test_residual_takes_its_share_of_what_vllm_sized_by_itself(
-    asked: int | None, monkeypatch: pytest.MonkeyPatch
+    asked: int | None, measured: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A size that was asked for is that of the base blocks alone."""
     residual, block = 32 << 20, 1 << 20
@@ -109,8 +113,10 @@ def test_residual_takes_its_share_of_what_vllm_sized_by_itself(
     rank = SimpleNamespace(arena=arena, options=DpsOptions())
     monkeypatch.setattr(ranks, "current", lambda: rank)
     monkeypatch.setattr(elastic_worker, "bytes_per_block", lambda config, spec: block)
+    monkeypatch.setattr(stock_worker.Worker, "determine_available_memory", lambda self: measured)
+    monkeypatch.setattr(elastic_worker, "get_tp_group", lambda: SimpleNamespace(cpu_group="tp"))
     monkeypatch.setattr(
-        stock_worker.Worker, "determine_available_memory", lambda self: asked or 96 << 20
+        elastic_worker, "least_of_ranks", lambda nbytes, group: min(nbytes, {"tp": least}[group])
     )
     worker = Worker([])
     worker.vllm_config = None

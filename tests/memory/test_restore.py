@@ -13,7 +13,7 @@ import torch
 
 from dps_ray.commands import RestoreTask
 from dps_ray.memory.checksum import checksum64
-from dps_ray.memory.driver import Executor, VmmError
+from dps_ray.memory.driver import Executor, Fence, VmmError
 from dps_ray.memory.host_driver import HostDriver, HostExecutor
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.restore import RestoreWorker
@@ -340,6 +340,52 @@ def test_stop_abandons_everything_and_refuses_more(bench: MakeBench) -> None:
     assert made.worker.counters().cancelled == 3
     with pytest.raises(RuntimeError, match=r"submitted after stop\(\)"):
         made.submit(0)
+
+
+LANDING_S = 0.02
+
+
+class SlowLanding:
+    def wait(self) -> None:
+        time.sleep(LANDING_S)
+
+
+class QueueingExecutor(SteppedExecutor):
+    """Returns from a copy at once, as a stream does; the chunk lands when it is waited for."""
+
+    depth = 2
+
+    def copy_summed(
+        self, destination: torch.Tensor, source: torch.Tensor, first_row: int
+    ) -> int | None:
+        self.copy(destination, source)
+        return None
+
+    def mark(self) -> Fence:
+        return SlowLanding()
+
+
+def test_the_link_is_measured_where_chunks_land_not_where_they_are_issued(
+    build: BuildRig,
+) -> None:
+    class Noting(Pacer):
+        def note_copy(self, nbytes: int, seconds: float) -> None:
+            landed.append((nbytes, seconds))
+
+    landed: list[tuple[int, float]] = []
+    driver = SteppedDriver()
+    driver.stepped = QueueingExecutor()
+    made = Bench(build("fixed", driver=driver), driver.stepped, verify=True)
+    made.worker._pacer = Noting(max_inflation=0.05, floor_bytes_per_s=1e6)
+    made.submit(0)
+    made.settle()
+    made.worker.stop()
+    (result,) = made.results
+    assert result.ok
+    assert len(landed) > 1
+    assert sum(nbytes for nbytes, _ in landed) == result.nbytes
+    assert all(seconds > LANDING_S / 2 for _, seconds in landed)
+    assert result.seconds >= sum(seconds for _, seconds in landed)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
