@@ -75,3 +75,5 @@ class EngineStatus:
     """The part of ``tokens_fast`` that fast steps with some full layers have made."""
     full_request_tokens: int = 0
     """Most tokens, prompt and output together, of a request that insists on full precision."""
+    restore_left_s: float | None = None
+    """How long the return of all residual bytes will still take at the pace so far, seconds."""

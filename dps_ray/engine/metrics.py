@@ -24,6 +24,7 @@ GAUGES = {
     "units_kv": "Units lent to the KV cache",
     "units_restoring": "Units whose residual segment is on its way back",
     "restore_progress": "Share of residual segments in place",
+    "restore_left_s": "Seconds until all segments are in place, at the pace so far",
     "layers": "Layers that can return to full precision one by one",
     "layers_full": "Layers that the latest step ran in full precision",
     "backup_bytes": "Host memory of the residual's backup in bytes, all ranks, pinned for a GPU",

@@ -7,6 +7,7 @@ from dps_ray.scheduling.counters import Counters
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.orders import PendingOrders
 from dps_ray.scheduling.retry import RestoreRetry, RetryLimits
+from dps_ray.scheduling.states import UnitState
 from dps_ray.scheduling.unit_blocks import UnitBlocks
 
 
@@ -44,6 +45,8 @@ class ResidualReturn:
         self.retry = RestoreRetry(retry)
         self._slots = max_restoring_units or ledger.num_units
         self._began_s: float | None = None
+        self._back = 0
+        """Segments that have come back since."""
         self._held = False
 
     @property
@@ -55,6 +58,19 @@ class ResidualReturn:
     def running(self) -> bool:
         """Whether bytes are on their way back."""
         return bool(self._ledger.open_restores) and not self._held
+
+    def left_s(self, now: float) -> float | None:
+        """How long the rest will take at the pace so far, seconds.
+
+        ``None`` while nothing shows it: no segment has come back since the restores began or went
+        on, they stand still, or requests hold blocks of units that would have to be restored.
+        """
+        count = self._ledger.count
+        if count(UnitState.AVAIL) or count(UnitState.FULL) or not (self.running and self._back):
+            return None
+        assert self._began_s is not None, "restores run without having begun"
+        missing = self._ledger.num_units - count(UnitState.BACKED)
+        return (now - self._began_s) / self._back * missing
 
     def candidates(self) -> tuple[int, ...]:
         """Return the units whose restore could begin in the coming step, in this order.
@@ -78,7 +94,7 @@ class ResidualReturn:
             self._blocks.hide_unit(unit)
             tasks.append(self._ledger.begin_restore(unit))
         if self._ledger.open_restores and self._began_s is None:
-            self._began_s = now
+            self._began_s, self._back = now, 0
         self._counters.restores_started += len(tasks)
         return tuple(tasks)
 
@@ -89,6 +105,7 @@ class ResidualReturn:
             return False
         self._ledger.complete_restore(task)
         self.retry.succeeded(task.segment)
+        self._back += 1
         self._counters.restores_completed += 1
         return True
 

@@ -123,6 +123,11 @@ class SumManager:
         return self._return.running
 
     @property
+    def restore_left_s(self) -> float | None:
+        """How long the return of all segments will still take, seconds; ``None`` if unknown."""
+        return self._return.left_s(self._clock())
+
+    @property
     def fault(self) -> str | None:
         """Why the replica cannot return to full mode, or ``None``."""
         return self._return.retry.fault

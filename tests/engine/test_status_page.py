@@ -58,6 +58,7 @@ statuses = st.builds(
         "pin": st.sampled_from(Pin),
         "restore_progress": st.none() | st.floats(0, 1),
         "last_restore_s": st.none() | times,
+        "restore_left_s": st.none() | times,
         "fault": st.none()
         | st.text(
             st.characters(blacklist_characters="\0", codec="ascii"), min_size=1, max_size=239
@@ -114,7 +115,7 @@ def test_every_field_comes_back(one_page: StatusPage, status: EngineStatus) -> N
 
 def test_fields_unknown_to_the_page_would_be_noticed() -> None:
     """The strategy above must not leave a field at ``None`` that never is."""
-    optional = {"restore_progress", "last_restore_s", "fault"}
+    optional = {"restore_progress", "restore_left_s", "last_restore_s", "fault"}
     named = {"mode", "pin", *optional}
     assert {f.name for f in fields(EngineStatus) if f.type not in (int, float, bool)} == named
 

@@ -90,6 +90,32 @@ def test_small_burst_holds_the_other_restores_until_pressure_falls_again():
     assert replica.manager.counters.last_restore_s == replica.now_s - began_s
 
 
+def test_time_left_follows_the_pace_and_is_unknown_while_nothing_shows_it():
+    replica = Replica(LIMITS)
+    left = lambda: replica.manager.restore_left_s  # noqa: E731
+    assert left() is None
+    calm(replica, burst(replica))
+    first, second, *_ = replica.step().restore
+    assert left() is None, "no segment has come back"
+    replica.now_s += 2.0
+    replica.finish(first)
+    assert left() == 6.0
+    replica.now_s += 1.0
+    replica.finish(second)
+    assert left() == 3.0
+    taken = replica.allocate(11)
+    assert taken is not None
+    replica.step()
+    assert left() is None, "a burst holds the rest"
+    calm(replica, taken)
+    *_, last = sorted(replica.ledger.open_restores, key=lambda task: task.epoch)
+    replica.step()
+    assert left() is None, "the pace of before the burst says nothing"
+    replica.now_s += 5.0
+    replica.finish(last)
+    assert left() == 5.0
+
+
 def test_held_restores_go_on_only_with_a_permit_and_not_under_a_fast_pin():
     replica = Replica(LIMITS)
     calm(replica, burst(replica))
