@@ -183,7 +183,9 @@ class RankMachine(RuleBasedStateMachine):
             tasks.append(RestoreTask(unit, segment, self.epoch))
         self.restoring |= {task.unit: task for task in tasks}
         zero = tuple(sorted(lend | steal))
-        self.manager.apply(StepCommand(Mode.FAST, cancel, zero, restore=tuple(tasks)), fence)
+        self.manager.apply(
+            StepCommand(Mode.FAST, cancel=cancel, zero=zero, restore=tuple(tasks)), fence
+        )
 
     def write_first_kv(self, unit: int, value: int) -> None:
         """The step's kernel finds the unit zeroed, and writes its blocks."""
