@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any
 
 from vllm import LLM, SamplingParams
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -138,6 +137,5 @@ def engine(spec: EngineSpec) -> Iterator[Engine]:
     try:
         yield Engine(spec, llm)
     finally:
+        # It takes down what vLLM holds in this process, too.
         llm.llm_engine.engine_core.shutdown()
-        del llm
-        cleanup_dist_env_and_memory()

@@ -4,17 +4,20 @@ Memory safety is proved by controls: a run whose memory moves must equal the run
 does not, in the same mode, to the last bit of every logprob.
 """
 
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dps_ray.checks.features_check import check_features
 from dps_ray.checks.floor_check import check_floors
 from dps_ray.checks.layer_check import CHOSEN, check_layers
 from dps_ray.checks.move_check import check_compaction, check_shadow
+from dps_ray.checks.parts import Part, Results, Say, run_parts
 from dps_ray.checks.prefix_check import check_prefixes
-from dps_ray.checks.process import run_engines
 from dps_ray.checks.specs import (
     AMPLE_KV_BYTES,
     BLOCK_TOKENS,
@@ -33,6 +36,7 @@ BURST_BASE_BLOCKS = 24
 FORCED_FAST: dict[str, Any] = {**EXACT, "pin": "fast"}
 SHARDED = ("qwen3", "qwen3-moe")
 """Models that are also checked with two tensor-parallel ranks."""
+TIMEOUT_S = 7200.0
 
 
 def check_engine(
@@ -59,7 +63,7 @@ def check_engine(
     floor_requests
         Requests over many bursts, a tenth of which insists on full precision.
     say
-        Receives a line as each part ends.
+        Receives a line for each part, as groups of parts end.
     """
     report = Report("check engine")
     subjects = {
@@ -72,45 +76,52 @@ def check_engine(
         for label, folder in subjects.items()
         if label.split()[0] in SHARDED and label.endswith("float16")
     }
-    burst_label = next(iter(subjects))
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        modes = {
-            label: pool.submit(run_engines, mode_specs(label, folder, 1))
-            for label, folder in subjects.items()
-        }
-        burst = pool.submit(run_engines, _burst_specs(burst_label, subjects[burst_label]))
-        cycle = pool.submit(
-            run_engines, _cycle_specs(burst_label, subjects[burst_label], cycles), 1800.0
-        )
-        loaded = pool.submit(check_shadow, subjects[burst_label], load_cycles)
-        compacted = pool.submit(check_compaction, subjects[burst_label])
-        reused = pool.submit(check_prefixes, subjects[burst_label])
-        ahead = pool.submit(check_shadow, subjects[burst_label], load_cycles // 10 + 1, BY_LAYER)
-        layers = [
-            pool.submit(check_layers, subjects[f"{name} float16"], chosen)
-            for name, chosen in CHOSEN.items()
-            if name in models
+    first = next(iter(subjects))
+    folder = subjects[first]
+    with tempfile.TemporaryDirectory(prefix="dps-check-") as scratch:
+        home = Path(scratch)
+        still = [
+            *(_modes(label, folder, 1) for label, folder in subjects.items()),
+            *(
+                check_layers(subjects[f"{name} float16"], chosen, home)
+                for name, chosen in CHOSEN.items()
+                if name in models
+            ),
+            *(check_features(folder, home) if "qwen3" in models else ()),
         ]
-        floors = pool.submit(check_floors, subjects[burst_label], floor_requests)
-        for label, future in modes.items():
-            _judge_modes(report, label, future.result(), say)
-        _judge_burst(report, burst.result(), say)
-        _judge_cycles(report, cycle.result()[0], cycles, say)
-        loaded.result()(report, say)
-        compacted.result()(report, say)
-        reused.result()(report, say)
-        ahead.result()(report, say)
-        for layer in layers:
-            layer.result()(report, say)
-        floors.result()(report, say)
-    # Two ranks need both cores: one engine at a time.
-    for label, folder in sharded.items():
-        _judge_modes(report, label, run_engines(mode_specs(label, folder, 2)), say)
+        moving = [
+            _burst(first, folder),
+            _cycles(first, folder, cycles),
+            check_shadow(folder, load_cycles, home),
+            check_compaction(folder),
+            check_prefixes(folder),
+            check_shadow(folder, load_cycles // 10 + 1, home, BY_LAYER),
+            check_floors(folder, floor_requests),
+        ]
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            groups = [
+                (parts, pool.submit(run_parts, parts, TIMEOUT_S)) for parts in (still, moving)
+            ]
+            for parts, results in groups:
+                _judge(parts, results.result(), report, say)
+        # Two ranks need both cores.
+        pairs = [_modes(label, folder, 2) for label, folder in sharded.items()]
+        if pairs:
+            _judge(pairs, run_parts(pairs, TIMEOUT_S), report, say)
     return report
 
 
+def _judge(parts: Sequence[Part], results: Sequence[Results], report: Report, say: Say) -> None:
+    for part, found in zip(parts, results, strict=True):
+        part.judge(report, say, found)
+
+
 def mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
-    """Four engines of one model: plain, full, forced fast on static and on elastic KV memory."""
+    """Three engines of one model: plain, switching on static KV memory, fast on elastic KV memory.
+
+    The second is asked in full, in fast and again in full mode. No prefix cache: what one mode
+    computed would be found by the other.
+    """
     plain = EngineSpec(
         label=f"{label}: plain",
         model=str(folder),
@@ -118,16 +129,33 @@ def mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
         tensor_parallel_size=ranks,
         max_model_len=512,
         block_size=BLOCK_TOKENS,
+        enable_prefix_caching=False,
         # The one that an elastic engine uses, also where vLLM has a faster one.
         attention_backend="CPU_MLA" if latent(folder) else None,
     )
     small = SMALL_BASE_BLOCKS * block_bytes(folder) // ranks
     return [
         plain,
-        replace(plain, label=f"{label}: full", dps=EXACT),
-        replace(plain, label=f"{label}: fast, static KV", dps={**FORCED_FAST, "lend": False}),
+        replace(
+            plain,
+            label=f"{label}: switching, static KV",
+            dps={**EXACT, "lend": False},
+            scenario="switches",
+        ),
         replace(plain, label=f"{label}: fast, elastic KV", dps=FORCED_FAST, kv_bytes=small),
     ]
+
+
+def _modes(label: str, folder: Path, ranks: int) -> Part:
+    return Part(mode_specs(label, folder, ranks), partial(_judge_modes, label))
+
+
+def _burst(label: str, folder: Path) -> Part:
+    return Part(_burst_specs(label, folder), _judge_burst)
+
+
+def _cycles(label: str, folder: Path, cycles: int) -> Part:
+    return Part(_cycle_specs(label, folder, cycles), partial(_judge_cycles, cycles))
 
 
 def _burst_specs(label: str, folder: Path) -> list[EngineSpec]:
@@ -158,19 +186,20 @@ def _cycle_specs(label: str, folder: Path, cycles: int) -> list[EngineSpec]:
     ]
 
 
-def _judge_modes(
-    report: Report, label: str, runs: list[dict[str, Any]], say: Callable[[str], None]
-) -> None:
-    plain, full, static, elastic = runs
+def _judge_modes(label: str, report: Report, say: Say, runs: Results) -> None:
+    plain, switching, elastic = runs
+    full, static, again = (switching[name] for name in ("full", "fast", "full again"))
     report.check(f"{label}: full mode equals plain vLLM, tokens and logprobs", _same(plain, full))
     report.check(f"{label}: full mode ran in full mode", full["status"]["tokens_fast"] == 0)
+    report.check(f"{label}: full mode after fast mode equals it too", _same(plain, again))
     report.check(
         f"{label}: forced fast on elastic KV equals forced fast on static KV",
         _same(static, elastic),
     )
+    report.check(f"{label}: forced fast ran in fast mode", elastic["status"]["tokens_full"] == 0)
     report.check(f"{label}: elastic KV used lent memory", elastic["units_lent"] > 0)
     report.check(f"{label}: fast mode is another precision", not _same(plain, static))
-    nans = [run["nans"] for run in (plain, full, static, elastic)]
+    nans = [run["nans"] for run in (plain, full, static, again, elastic)]
     report.check(f"{label}: no NaN", not any(nans))
     report.figures.setdefault("modes", {})[label] = {
         "formats": full["formats"],
@@ -181,7 +210,7 @@ def _judge_modes(
     say(f"{label}: formats {full['formats']}, {elastic['units_lent']} units lent")
 
 
-def _judge_burst(report: Report, runs: list[dict[str, Any]], say: Callable[[str], None]) -> None:
+def _judge_burst(report: Report, say: Say, runs: Results) -> None:
     plain, elastic = runs
     report.check(
         "burst: fewer preemptions than plain vLLM at the same memory",
@@ -204,9 +233,8 @@ def _judge_burst(report: Report, runs: list[dict[str, Any]], say: Callable[[str]
     say(f"burst: preemptions {plain['preemptions']} plain, {elastic['preemptions']} dps")
 
 
-def _judge_cycles(
-    report: Report, run: dict[str, Any], cycles: int, say: Callable[[str], None]
-) -> None:
+def _judge_cycles(cycles: int, report: Report, say: Say, runs: Results) -> None:
+    (run,) = runs
     status = run["status"]
     report.check(
         f"cycles: {cycles} switches to fast and back", status["switches_to_full"] >= cycles

@@ -5,18 +5,18 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import BeamSearchParams, RequestOutputKind, StructuredOutputsParams
 
 from dps_ray.checks.engine import Engine
 from dps_ray.checks.requests import prompts
 from dps_ray.checks.tape import Recorder
 from dps_ray.engine.floors import GAVE_UP, PRECISION_ARGUMENT, WAIT_ARGUMENT
-from dps_ray.modes import Floor, Mode
+from dps_ray.modes import Floor, Mode, Pin
 
 SHARED_TOKENS = 96
 """Three blocks that the prefix cache can hold."""
-HEAD_START_STEPS = 8
-"""Steps in which requests that can wait fill the memory before urgent ones arrive."""
+HEAD_START_STEPS = 60
+"""Most steps in which requests that can wait fill the memory before urgent ones arrive."""
 URGENT = 4
 PATTERN = "(ab|ba){4,12}"
 KINDS = ("greedy", "samples", "pattern")
@@ -39,8 +39,8 @@ def features(
         tails = [shared + tail for tail in prompts(per_wave, 20, 200, seed=wave)]
         for number, prompt in enumerate(tails[:-URGENT]):
             outputs.start(f"{wave}-{number}", prompt, KINDS[number % len(KINDS)], 5, max_tokens)
-        outputs.step(HEAD_START_STEPS)
-        # In fast mode by now: one of these waits for full mode, the other does not.
+        outputs.step_until(Mode.FAST, HEAD_START_STEPS)
+        # One of these waits for full mode, the other does not.
         outputs.start(f"{wave}-insists", tails[0], "insists", 5, max_tokens)
         outputs.start(f"{wave}-hasty", tails[0], "gives up", 5, max_tokens)
         for number, prompt in enumerate(tails[-URGENT:]):
@@ -49,8 +49,9 @@ def features(
             )
         outputs.start(f"{wave}-long", tails[1], "long", 0, 4 * max_tokens)
         outputs.finish(except_kind="long")
-        returned += outputs.return_to_full()
+        returned += outputs.step_until(Mode.FULL)
     outputs.finish()
+    beams = _beams(engine, shared)
     recorder.save(tape)
     steps = recorder.scheduled()
     counters = engine.scheduler.sum_manager.counters
@@ -66,6 +67,7 @@ def features(
         "cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs.ended.values()),
         "chunked_prompts": _chunked(steps),
         "overtaken": outputs.overtaken(),
+        "beams": beams,
         "waves": waves,
         "kinds": outputs.judged(),
     }
@@ -92,21 +94,20 @@ class _Outputs:
             priority=priority,
         )
 
-    def step(self, steps: int = 1) -> None:
-        for _ in range(steps):
-            for output in self._engine.step():
-                if output.finished:
-                    self.ended[output.request_id] = output
-                    del self._open[output.request_id]
+    def step(self) -> None:
+        for output in self._engine.step():
+            if output.finished:
+                self.ended[output.request_id] = output
+                del self._open[output.request_id]
 
     def finish(self, except_kind: str | None = None) -> None:
         while any(kind != except_kind for kind in self._open.values()):
             self.step()
 
-    def return_to_full(self, max_steps: int = 20000) -> bool:
-        """Whether full mode returns, and how: under long requests as long as these last."""
+    def step_until(self, mode: Mode, max_steps: int = 20000) -> bool:
+        """Whether ``mode`` comes."""
         for _ in range(max_steps):
-            if self._engine.scheduler.mode is Mode.FULL:
+            if self._engine.scheduler.mode is mode:
                 return True
             self.step()
         return False
@@ -149,6 +150,19 @@ class _Outputs:
             for kind, test in tests.items()
             if (names := [name for name in self.ended if self._kinds[name] == kind])
         }
+
+
+def _beams(engine: Engine, prompt: list[int], width: int = 4, tokens: int = 8) -> int:
+    """Different sequences that a beam search finds in fast mode, then in full mode."""
+    found: set[tuple[int, ...]] = set()
+    for pin in (Pin.FAST, Pin.AUTO):
+        engine.pin(pin)
+        (output,) = engine.llm.beam_search(
+            [TokensPrompt(prompt_token_ids=prompt)],
+            BeamSearchParams(beam_width=width, max_tokens=tokens, ignore_eos=True),
+        )
+        found |= {tuple(sequence.tokens) for sequence in output.sequences}
+    return len(found)
 
 
 def _params(kind: str, seed: int, max_tokens: int) -> SamplingParams:

@@ -1,10 +1,9 @@
 """Do requests that insist on full precision get it? Judged beside a static 16-bit engine."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dps_ray.checks.process import run_engines
+from dps_ray.checks.parts import Part, Results, Say
 from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec, block_bytes
 from dps_ray.report import Report
 
@@ -12,8 +11,8 @@ BASE_BLOCKS = 24
 """A wave of requests asks for several times as much."""
 
 
-def check_floors(folder: Path, requests: int) -> Callable[[Report, Callable[[str], None]], None]:
-    """Run the same requests on a static 16-bit and on an elastic engine; the judge of both.
+def check_floors(folder: Path, requests: int) -> Part:
+    """The same requests on a static 16-bit and on an elastic engine.
 
     Parameters
     ----------
@@ -31,15 +30,13 @@ def check_floors(folder: Path, requests: int) -> Callable[[Report, Callable[[str
         "arguments": {"count": requests},
     }
     small = BASE_BLOCKS * block_bytes(folder)
-    plain, elastic = run_engines(
-        [
-            EngineSpec(label="floors: plain", kv_bytes=AMPLE_KV_BYTES, **options),
-            EngineSpec(label="floors: dps", kv_bytes=small, dps=EXACT, **options),
-        ],
-        1800.0,
-    )
+    specs = [
+        EngineSpec(label="floors: plain", kv_bytes=AMPLE_KV_BYTES, **options),
+        EngineSpec(label="floors: dps", kv_bytes=small, dps=EXACT, **options),
+    ]
 
-    def judge(report: Report, say: Callable[[str], None]) -> None:
+    def judge(report: Report, say: Say, runs: Results) -> None:
+        plain, elastic = runs
         report.check(
             "floors: every request that insists on full precision equals the 16-bit engine's",
             plain["tokens"] == elastic["tokens"],
@@ -60,4 +57,4 @@ def check_floors(folder: Path, requests: int) -> Callable[[Report, Callable[[str
             f"{elastic['tokens_fast']} tokens of the others in fast mode"
         )
 
-    return judge
+    return Part(specs, judge)

@@ -1,13 +1,11 @@
 """The part of ``check engine`` where layers return ahead of the others."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dps_ray.checks.move_check import Judge, Say
-from dps_ray.checks.process import run_engines
+from dps_ray.checks.parts import Part, Results, Say
 from dps_ray.checks.rounded_model import round_layers
 from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec
 from dps_ray.report import Report
@@ -19,35 +17,34 @@ CHOSEN: dict[str, tuple[tuple[int, ...], ...]] = {
 """Layers that run in full precision, by tiny model: as they return, and in no order."""
 
 
-def check_layers(folder: Path, chosen: Sequence[Sequence[int]]) -> Judge:
+def check_layers(folder: Path, chosen: Sequence[Sequence[int]], home: Path) -> Part:
     """Compare fast steps with full layers with plain vLLM on checkpoints rounded in the others.
 
     A plain engine knows nothing of modes and bytes: what it computes from a checkpoint that holds
     16-bit values in some layers and FP8 values in the others is what such a step must compute.
-    """
-    with tempfile.TemporaryDirectory(prefix="dps-rounded-") as scratch:
-        plain = [
-            _spec(round_layers(folder, Path(scratch, str(number)), layers))
-            for number, layers in enumerate(chosen)
-        ]
-        mixed = replace(
-            layer_spec(folder),
-            scenario="layers",
-            arguments={"chosen": [[], *chosen, []]},
-        )
-        runs = run_engines([mixed, *plain])
 
-    def judge(report: Report, say: Say) -> None:
-        before, *mixed, after = runs[0]["runs"]
+    Parameters
+    ----------
+    home
+        Folder for the rounded checkpoints.
+    """
+    plain = [
+        _spec(round_layers(folder, home / f"{folder.name}-{number}", layers))
+        for number, layers in enumerate(chosen)
+    ]
+    mixed = replace(layer_spec(folder), scenario="layers", arguments={"chosen": [[], *chosen, []]})
+
+    def judge(report: Report, say: Say, runs: Results) -> None:
+        before, *ahead, after = runs[0]["runs"]
         report.check("layers: no layer is full before or after its step", _same(before, after))
-        for layers, ours, theirs in zip(chosen, mixed, runs[1:], strict=True):
+        for layers, ours, theirs in zip(chosen, ahead, runs[1:], strict=True):
             name = f"layers {list(layers)} of {folder.name}"
             report.check(f"{name}: full ones equal 16-bit, others FP8", _same(ours, theirs))
             report.check(f"{name}: differ from fast mode", not _same(ours, before))
             report.check(f"{name}: their tokens count as fast", ours["status"]["tokens_full"] == 0)
         say(f"layers: {len(chosen)} choices of layers in {folder.name} compared")
 
-    return judge
+    return Part([mixed, *plain], judge)
 
 
 def layer_spec(folder: Path) -> EngineSpec:

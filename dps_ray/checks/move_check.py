@@ -1,45 +1,47 @@
 """The part of ``check engine`` where memory moves under requests that go on."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dps_ray.checks.process import run_engines
+from dps_ray.checks.parts import Part, Results, Say
 from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec, block_bytes
 from dps_ray.report import Report
 
 LOAD_BASE_BLOCKS = 24
 LONG_BASE_BLOCKS = 72
 """Room for one request of 1,000 tokens below the low watermark."""
-TIMEOUT_S = 3600.0
-
-Say = Callable[[str], None]
-Judge = Callable[[Report, Say], None]
 
 
-def check_shadow(folder: Path, cycles: int, options: Mapping[str, Any] = EXACT) -> Judge:
-    """Run full/fast cycles under load, then their shadow; says how to judge them."""
+def check_shadow(folder: Path, cycles: int, home: Path, options: Mapping[str, Any] = EXACT) -> Part:
+    """Full/fast cycles under load, then their shadow.
+
+    Parameters
+    ----------
+    home
+        Folder for what the shadow has to follow.
+    """
     by_layer = options.get("return_by") == "layer"
     what = "load, layer by layer" if by_layer else "load"
-    spec = _spec(what, folder, LOAD_BASE_BLOCKS, dict(options))
-    (run,) = run_engines(
-        [replace(spec, scenario="cycles_under_load", arguments={"count": cycles})], TIMEOUT_S
+    tape = str(home / f"{what}.json")
+    spec = replace(
+        _spec(what, folder, LOAD_BASE_BLOCKS, dict(options)),
+        scenario="cycles_under_load",
+        arguments={"count": cycles, "tape": tape},
     )
-    dictated = {"precisions": run.pop("precisions"), "arrivals": run.pop("arrivals")}
     static = replace(
         spec,
         label=f"{what}: shadow",
         kv_bytes=AMPLE_KV_BYTES,
         dps={**options, "lend": False},
         scenario="shadow",
-        arguments=dictated,
+        arguments={"tape": tape},
     )
-    (other,) = run_engines([static], TIMEOUT_S)
 
-    def judge(report: Report, say: Say) -> None:
-        digests = run.pop("digests")
+    def judge(report: Report, say: Say, runs: Results) -> None:
+        run, other = runs
+        digests, steps = run.pop("digests"), run["steps"]
         report.check(
             f"{what}: {cycles} full/fast cycles equal a shadow on static memory, tokens and "
             "logprobs",
@@ -54,24 +56,21 @@ def check_shadow(folder: Path, cycles: int, options: Mapping[str, Any] = EXACT) 
             f"{what}: the restored residual equals the backup",
             all(rank["residual_intact"] for rank in run["ranks"]),
         )
-        steps = Counter(mode for mode, _ in dictated["precisions"])
-        steps["fast with full layers"] = sum(bool(layers) for _, layers in dictated["precisions"])
         if by_layer:
             report.check(f"{what}: layers ran ahead", steps["fast with full layers"] > cycles)
-        report.figures[what] = {**run, "requests": len(digests), "steps": steps}
+        report.figures[what] = {**run, "requests": len(digests)}
         say(
-            f"{what}: {run['cycles']} cycles, {len(digests)} requests, steps {dict(steps)}, "
+            f"{what}: {run['cycles']} cycles, {len(digests)} requests, steps {steps}, "
             f"{run['units_lent']} units lent, {run['blocks_moved']} live blocks moved"
         )
 
-    return judge
+    return Part([spec, static], judge)
 
 
-def check_compaction(folder: Path) -> Judge:
-    """Run a long request in lent memory with and without compaction; says how to judge them."""
-    runs = run_engines(long_request_specs(folder))
+def check_compaction(folder: Path) -> Part:
+    """A long request in lent memory, with and without compaction."""
 
-    def judge(report: Report, say: Say) -> None:
+    def judge(report: Report, say: Say, runs: Results) -> None:
         moved, still = runs
         report.check(
             "compaction: full mode returns while the long request goes on",
@@ -87,7 +86,7 @@ def check_compaction(folder: Path) -> Judge:
             f"mode, without it {still['fast_steps']} of {still['steps']}"
         )
 
-    return judge
+    return Part(long_request_specs(folder), judge)
 
 
 def long_request_specs(folder: Path) -> list[EngineSpec]:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from dps_ray.checks.move_check import LOAD_BASE_BLOCKS, Judge, Say
-from dps_ray.checks.process import run_engines
+from dps_ray.checks.move_check import LOAD_BASE_BLOCKS
+from dps_ray.checks.parts import Part, Results, Say
 from dps_ray.checks.specs import BLOCK_TOKENS, EXACT, EngineSpec, block_bytes
 from dps_ray.report import Report
 
@@ -13,8 +13,8 @@ REUSABLE_TOKENS = 4 * BLOCK_TOKENS
 """The block with the last token is computed anyway, for its logits."""
 
 
-def check_prefixes(folder: Path) -> Judge:
-    """Ask the same prompt in fast and in full mode, under both policies; says how to judge it."""
+def check_prefixes(folder: Path) -> Part:
+    """Ask the same prompt in fast and in full mode, under both policies."""
     allow = EngineSpec(
         label="prefixes",
         model=str(folder),
@@ -25,9 +25,9 @@ def check_prefixes(folder: Path) -> Judge:
         scenario="prefixes",
         arguments={"prompt_tokens": PROMPT_TOKENS},
     )
-    runs = run_engines([allow, replace(allow, dps={**EXACT, "reuse_fast_prefixes": "recompute"})])
+    recompute = replace(allow, dps={**EXACT, "reuse_fast_prefixes": "recompute"})
 
-    def judge(report: Report, say: Say) -> None:
+    def judge(report: Report, say: Say, runs: Results) -> None:
         for policy, run in zip(("allow", "recompute"), runs, strict=True):
             fresh = run["full, nothing cached"]["output"]
             floor = run["full, floor"]
@@ -61,4 +61,4 @@ def check_prefixes(folder: Path) -> Judge:
         report.figures["prefixes"] = {"cached_tokens": tokens}
         say(f"prefixes: cached tokens {tokens}")
 
-    return judge
+    return Part([allow, recompute], judge)

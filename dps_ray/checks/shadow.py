@@ -7,8 +7,11 @@ equal to the last bit.
 """
 
 import hashlib
+import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dps_ray.checks.engine import Engine
@@ -43,21 +46,22 @@ class _Tape:
 
 
 def cycles_under_load(
-    engine: Engine, *, count: int, residents: int = 2, fillers: int = 3
+    engine: Engine, *, tape: str, count: int, residents: int = 2, fillers: int = 3
 ) -> dict[str, Any]:
     """Full/fast cycles by real pressure, around long requests that never stop decoding.
 
+    What the shadow must follow goes to the file ``tape``.
     Each cycle starts requests that outgrow base memory and lets them end; the next one starts when
     full mode is back. One of the long requests at a time begins amid a burst, in lent memory.
     """
-    tape, arrivals, digests = _Tape(engine), [], {}
+    taped, arrivals, digests = _Tape(engine), [], {}
     block, base = engine.spec.block_size, engine.status.base_blocks
     filler_tokens = (base + fillers) * block // fillers
     live: dict[str, str] = {}
     status = engine.scheduler.sum_manager.counters
 
     def start(kind: str, seed: int, tokens: int, max_tokens: int) -> None:
-        arrivals.append((len(tape.steps), seed, tokens, max_tokens))
+        arrivals.append((len(taped.steps), seed, tokens, max_tokens))
         live[_start(engine, seed, tokens, max_tokens)] = kind
 
     def running(kind: str) -> int:
@@ -69,7 +73,7 @@ def cycles_under_load(
         for index in range(fillers):
             start("filler", seed + index, filler_tokens - block, FILLER_OUTPUT_TOKENS)
         while running("filler") or engine.scheduler.mode is not Mode.FULL:
-            if len(tape.steps) >= arrivals[-1][0] + 2 and running("resident") < residents:
+            if len(taped.steps) >= arrivals[-1][0] + 2 and running("resident") < residents:
                 start("resident", seed + fillers, 2 * block, 3 * block)
             for output in engine.step():
                 if output.finished:
@@ -82,10 +86,12 @@ def cycles_under_load(
                 digests[output.request_id] = _digest(output)
                 del live[output.request_id]
     engine.return_to_full()
+    Path(tape).write_text(json.dumps({"precisions": taped.steps, "arrivals": arrivals}))
+    steps = Counter(str(mode) for mode, _ in taped.steps)
+    steps["fast with full layers"] = sum(bool(layers) for _, layers in taped.steps)
     return {
         "cycles": finished,
-        "precisions": tape.steps,
-        "arrivals": arrivals,
+        "steps": steps,
         "digests": list(digests.values()),
         "blocks_moved": status.blocks_moved,
         "units_lent": status.units_lent,
@@ -95,14 +101,14 @@ def cycles_under_load(
     }
 
 
-def shadow(
-    engine: Engine, *, precisions: list[Precision], arrivals: list[list[int]]
-) -> dict[str, Any]:
+def shadow(engine: Engine, *, tape: str) -> dict[str, Any]:
     """Follow what ``cycles_under_load`` wrote down, on memory that never moves."""
-    tape, digests, waiting = _Tape(engine, precisions), {}, list(reversed(arrivals))
+    written = json.loads(Path(tape).read_text())
+    waiting: list[list[int]] = list(reversed(written["arrivals"]))
+    taped, digests = _Tape(engine, written["precisions"]), {}
     live: set[str] = set()
     while waiting or live:
-        while waiting and waiting[-1][0] == len(tape.steps):
+        while waiting and waiting[-1][0] == len(taped.steps):
             _, seed, tokens, max_tokens = waiting.pop()
             live.add(_start(engine, seed, tokens, max_tokens))
         for output in engine.step():
@@ -110,7 +116,7 @@ def shadow(
                 digests[output.request_id] = _digest(output)
                 live.discard(output.request_id)
     return {
-        "steps": len(tape.steps),
+        "steps": len(taped.steps),
         "digests": list(digests.values()),
         "preemptions": engine.preemptions(),
     }

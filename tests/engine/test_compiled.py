@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dps_ray.checks.engine_check import EXACT, mode_specs
+from dps_ray.checks.engine_check import FORCED_FAST, mode_specs
 from dps_ray.checks.layer_check import layer_spec
 from dps_ray.checks.process import run_engines
 from dps_ray.checks.specs import EngineSpec
@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 def specs(name: str) -> tuple[EngineSpec, EngineSpec, EngineSpec]:
     """Plain, forced fast and switching engines; no prefix outlives a switch."""
-    plain, full, fast, _ = (
-        replace(spec, compiled=True, enable_prefix_caching=False)
-        for spec in mode_specs(name, make_tiny(name, cache_root()), 1)
+    plain, switching, fast = (
+        replace(spec, compiled=True) for spec in mode_specs(name, make_tiny(name, cache_root()), 1)
     )
-    return plain, fast, replace(full, scenario="switches", dps={**EXACT, "lend": False})
+    static = replace(fast, kv_bytes=plain.kv_bytes, dps={**FORCED_FAST, "lend": False})
+    return plain, static, switching
 
 
 def assert_no_graph_was_added(runs: dict[str, Any]) -> None:
@@ -30,13 +30,25 @@ def assert_no_graph_was_added(runs: dict[str, Any]) -> None:
     assert graphs.pop() > 0, "nothing was compiled"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
-def test_traced_engine_switches_without_tracing_anew(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # vLLM then runs what Dynamo traced as it is, without a compiler behind it.
-    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
-    plain, fast, switching = run_engines(specs(name))
+@pytest.fixture(scope="module", params=["qwen3", "qwen3-moe"])
+def traced(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """What plain, forced fast, switching and layer by layer engines computed, by these names."""
+    plain, fast, switching = specs(request.param)
+    layers = replace(
+        layer_spec(make_tiny(request.param, cache_root())),
+        compiled=True,
+        scenario="layers",
+        arguments={"chosen": [[], [0], [0, 1, 2], [0, 1, 2, 3], []]},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        # vLLM then runs what Dynamo traced as it is, without a compiler behind it.
+        patch.setenv("VLLM_CPU_CI_ENV", "1")
+        results = run_engines([plain, fast, switching, layers])
+    return dict(zip(("plain", "fast", "switching", "layers"), results, strict=True))
+
+
+def test_traced_engine_switches_without_tracing_anew(traced: dict[str, dict[str, Any]]) -> None:
+    plain, fast, switching = traced["plain"], traced["fast"], traced["switching"]
     assert switching["full"]["tokens"] == plain["tokens"]
     assert switching["full"]["logprobs"] == plain["logprobs"]
     assert switching["fast"]["logprobs"] == fast["logprobs"] != plain["logprobs"]
@@ -44,22 +56,13 @@ def test_traced_engine_switches_without_tracing_anew(
     assert_no_graph_was_added(switching)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
 def test_traced_engine_changes_its_full_layers_without_tracing_anew(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    traced: dict[str, dict[str, Any]],
 ) -> None:
-    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
-    plain, fast, _ = specs(name)
-    spec = replace(
-        layer_spec(make_tiny(name, cache_root())),
-        compiled=True,
-        scenario="layers",
-        arguments={"chosen": [[], [0], [0, 1, 2], [0, 1, 2, 3], []]},
-    )
-    expected, all_fast, result = run_engines([plain, fast, spec])
-    runs = dict(zip(("none", "one", "three", "all", "none again"), result["runs"], strict=True))
-    assert runs["all"]["logprobs"] == expected["logprobs"]
-    assert runs["none"]["logprobs"] == runs["none again"]["logprobs"] == all_fast["logprobs"]
+    names = ("none", "one", "three", "all", "none again")
+    runs = dict(zip(names, traced["layers"]["runs"], strict=True))
+    assert runs["all"]["logprobs"] == traced["plain"]["logprobs"]
+    assert runs["none"]["logprobs"] == runs["none again"]["logprobs"] == traced["fast"]["logprobs"]
     assert len({str(run["logprobs"]) for run in runs.values()}) == 4
     assert_no_graph_was_added(runs)
 

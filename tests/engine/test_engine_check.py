@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dps_ray.checks.engine_check import check_engine, mode_specs
 from dps_ray.checks.move_check import check_shadow
+from dps_ray.checks.parts import run_parts
 from dps_ray.checks.process import run_engines
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import TINY, make_tiny
@@ -54,14 +54,14 @@ def test_lent_memory_that_is_not_zeroed_shows_in_the_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_tiny("qwen3", cache_root())
-    *_, static, elastic = mode_specs("control", folder, 1)
-    expected: dict[str, Any] = run_engines([static])[0]
+    _, static, elastic = mode_specs("control", folder, 1)
     # Python imports this module in every process it starts, before anything else.
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_ZEROING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    mutant = run_engines([elastic])[0]
+    # Static memory is never zeroed: the mutant changes nothing there.
+    expected, mutant = run_engines([static, elastic])
     assert mutant["units_lent"] > 0
-    assert mutant["nans"] > 0 or mutant["logprobs"] != expected["logprobs"]
+    assert mutant["nans"] > 0 or mutant["logprobs"] != expected["fast"]["logprobs"]
 
 
 def test_a_moved_block_that_the_runner_does_not_learn_of_shows_in_the_outputs(
@@ -70,7 +70,9 @@ def test_a_moved_block_that_the_runner_does_not_learn_of_shows_in_the_outputs(
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_NEW_IDS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     report = Report("control")
-    check_shadow(make_tiny("qwen3", cache_root()), 3)(report, lambda _: None)
+    part = check_shadow(make_tiny("qwen3", cache_root()), 3, tmp_path)
+    (results,) = run_parts([part])
+    part.judge(report, lambda _: None, results)
     assert report.figures["load"]["blocks_moved"] > 0
     assert not report.checks[
         "load: 3 full/fast cycles equal a shadow on static memory, tokens and logprobs"

@@ -45,8 +45,8 @@ quantization.moe_method = moe_method
 def test_cuda_experts_compute_what_cpu_experts_do_in_both_modes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, full, *_ = mode_specs("experts", make_tiny("qwen3-moe", cache_root()), 1)
-    spec = replace(full, dps={"lend": False}, scenario="switches", enable_prefix_caching=False)
+    _, switching, _ = mode_specs("experts", make_tiny("qwen3-moe", cache_root()), 1)
+    spec = replace(switching, dps={"lend": False})
     expected: dict[str, Any] = run_engines([spec])[0]
     # Python imports this module in every process it starts, before anything else.
     (tmp_path / "sitecustomize.py").write_text(AS_ON_CUDA)
