@@ -90,7 +90,7 @@ class DpsGpuWorker(ElasticWorker, stock_worker.Worker):
         self.model_runner.capture_missed()
         for done in self._timer.finished():
             rank.count_step(*done)
-        with self._timer.step(tokens, rank.mode):
+        with self._timer.step(tokens, rank.full_share):
             return super().execute_model(scheduler_output)
 
 
@@ -98,21 +98,21 @@ class StepTimer:
     """Durations of forward passes that run after the call which launched them has returned."""
 
     def __init__(self) -> None:
-        self._running: deque[tuple[torch.cuda.Event, torch.cuda.Event, int, Mode]] = deque()
+        self._running: deque[tuple[torch.cuda.Event, torch.cuda.Event, int, float]] = deque()
 
     @contextmanager
-    def step(self, tokens: int, mode: Mode) -> Iterator[None]:
+    def step(self, tokens: int, full_share: float) -> Iterator[None]:
         """Time what is launched inside the context on the current stream."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         yield
         end.record()
-        self._running.append((start, end, tokens, mode))
+        self._running.append((start, end, tokens, full_share))
 
-    def finished(self) -> list[tuple[float, int, Mode]]:
-        """Seconds, tokens and mode of passes that have ended since the last call."""
+    def finished(self) -> list[tuple[float, int, float]]:
+        """Seconds, tokens and share of full layers of passes ended since the last call."""
         ended = []
         while self._running and self._running[0][1].query():
-            start, end, tokens, mode = self._running.popleft()
-            ended.append((start.elapsed_time(end) / 1e3, tokens, mode))
+            start, end, tokens, full_share = self._running.popleft()
+            ended.append((start.elapsed_time(end) / 1e3, tokens, full_share))
         return ended

@@ -138,11 +138,18 @@ class Rank:
         """Whether the running step may read the residual weight that begins at ``address``."""
         return self.mode is Mode.FULL or address in self._full_addresses
 
-    def count_step(self, duration_s: float, tokens: int, mode: Mode) -> None:
+    @property
+    def full_share(self) -> float:
+        """Share of the layers that the running step runs in full precision; 1 in full mode."""
+        if self.mode is Mode.FULL:
+            return 1.0
+        return len(self._full_layers) / len(self._layers) if self._layers else 0.0
+
+    def count_step(self, duration_s: float, tokens: int, full_share: float) -> None:
         """Feed a finished forward pass to the restore's pacing and to the counters."""
         assert self.memory is not None
-        self.memory.note_step(duration_s, tokens)
-        self._section["fast_steps" if mode is Mode.FAST else "full_steps"] += 1
+        self.memory.note_step(duration_s, tokens, full_share)
+        self._section["fast_steps" if full_share < 1.0 else "full_steps"] += 1
 
     @property
     def graph_mode(self) -> Mode:

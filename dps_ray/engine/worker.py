@@ -66,5 +66,5 @@ class DpsCpuWorker(ElasticWorker, cpu_worker.CPUWorker):
             return super().execute_model(scheduler_output)
         began_s = time.monotonic()
         output = super().execute_model(scheduler_output)
-        rank.count_step(time.monotonic() - began_s, tokens, rank.mode)
+        rank.count_step(time.monotonic() - began_s, tokens, rank.full_share)
         return output

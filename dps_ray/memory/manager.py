@@ -70,12 +70,13 @@ class MemoryManager:
         for task in command.restore:
             self._worker.submit(task, fence)
 
-    def note_step(self, duration_s: float, load: int | None) -> None:
-        """Tell the pacing how long a forward pass took, seconds, and how large it was (tokens)."""
+    def note_step(self, duration_s: float, load: int | None, full_share: float = 0.0) -> None:
+        """Tell the pacing how long a forward pass took, seconds, how large it was (tokens), and
+        what share of the layers it ran in full precision."""
         copied_bytes = self._worker.counters().bytes
         restoring = copied_bytes > self._bytes_at_last_step
         self._bytes_at_last_step = copied_bytes
-        self._pacer.note_step(duration_s, restoring, load)
+        self._pacer.note_step(duration_s, restoring, load, full_share)
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no restore is queued or running; whether that came before the timeout."""

@@ -57,8 +57,8 @@ class Pacer:
         self._clock = clock
         self._idle_after_s = idle_after_s
         self._lock = threading.Lock()
-        self._alone_s: dict[int, deque[float]] = {}
-        """Latest durations of steps without a restore, by load."""
+        self._alone_s: dict[bool, dict[int, deque[float]]] = {False: {}, True: {}}
+        """Latest durations of steps without a restore: fast and full ones, by load."""
         self._stretched: list[float] = []
         """Durations of steps with a restore since the rate was set, as shares of the baseline."""
         self._step_s = 0.0
@@ -74,7 +74,9 @@ class Pacer:
         with self._lock:
             return self._rate()
 
-    def note_step(self, duration_s: float, restoring: bool, load: int | None) -> None:
+    def note_step(
+        self, duration_s: float, restoring: bool, load: int | None, full_share: float = 0.0
+    ) -> None:
         """Learn from one finished forward pass.
 
         Parameters
@@ -85,6 +87,9 @@ class Pacer:
             Whether residual bytes were copied meanwhile.
         load
             Its size, for example tokens; 0 means an idle step; ``None`` when unknown.
+        full_share
+            Share of the layers that ran in full precision. A step in between is expected to take
+            as long as its share says: what layers cost that returned is not the restore's doing.
         """
         with self._lock:
             if load == 0:
@@ -94,9 +99,11 @@ class Pacer:
             self._step_s = duration_s
             bucket = -1 if load is None else load.bit_length()
             if not restoring:
-                self._alone_s.setdefault(bucket, deque(maxlen=_STEPS_KEPT)).append(duration_s)
-            elif self._alone_s:
-                self._stretched.append(duration_s / self._expected_s(bucket))
+                if full_share in (0.0, 1.0):
+                    alone_s = self._alone_s[full_share == 1.0]
+                    alone_s.setdefault(bucket, deque(maxlen=_STEPS_KEPT)).append(duration_s)
+            elif any(self._alone_s.values()):
+                self._stretched.append(duration_s / self._expected_s(bucket, full_share))
                 self._judge()
 
     def note_copy(self, nbytes: int, seconds: float) -> None:
@@ -139,9 +146,14 @@ class Pacer:
             rate = max(self._floor, _START_SHARE * (self._link_rate or 0.0))
         return rate if self._link_rate is None or rate < self._link_rate else None
 
-    def _expected_s(self, bucket: int) -> float:
-        nearest = min(self._alone_s, key=lambda known: abs(known - bucket))
-        return max(median(self._alone_s[nearest]), 1e-9)
+    def _expected_s(self, bucket: int, full_share: float) -> float:
+        fast_s, full_s = (
+            median(alone_s[min(alone_s, key=lambda known: abs(known - bucket))])
+            for alone_s in (
+                self._alone_s[full] or self._alone_s[not full] for full in (False, True)
+            )
+        )
+        return max(fast_s + full_share * (full_s - fast_s), 1e-9)
 
     def _judge(self) -> None:
         """Set the rate anew once enough steps have shown what the present one does."""

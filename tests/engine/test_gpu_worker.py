@@ -80,7 +80,7 @@ def test_command_is_obeyed_before_anything_of_its_step_is_launched(
 ) -> None:
     log: list[Any] = []
     rank = SimpleNamespace(
-        mode=Mode.FAST, apply=log.append, count_step=lambda *done: log.append(done)
+        full_share=0.25, apply=log.append, count_step=lambda *done: log.append(done)
     )
     monkeypatch.setattr(ranks, "current", lambda: rank)
     monkeypatch.setattr(
@@ -96,7 +96,7 @@ def test_command_is_obeyed_before_anything_of_its_step_is_launched(
     assert log == [command, "launch"], "an idle step captures nothing and is not timed"
     log.clear()
     worker.execute_model(step)
-    assert log == [command, "capture", (0.008, 5, Mode.FAST), "launch"]
+    assert log == [command, "capture", (0.008, 5, 0.25), "launch"]
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def test_steps_of_vllm_own_warm_up_carry_no_command(monkeypatch: pytest.MonkeyPa
 
 def test_step_that_still_runs_is_not_counted() -> None:
     timer = StepTimer()
-    with timer.step(7, Mode.FULL):
+    with timer.step(7, 1.0):
         pass
     assert timer.finished() == []
     Event.ended = True
-    assert timer.finished() == [(0.008, 7, Mode.FULL)]
+    assert timer.finished() == [(0.008, 7, 1.0)]
     assert timer.finished() == []
 
 

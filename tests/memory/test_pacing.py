@@ -26,7 +26,7 @@ class Replica:
     """When the next piece may be copied: its delay has been asked for already."""
     piece: int = 64 << 10
 
-    def step(self, *, restoring: bool, load: int = 8) -> float:
+    def step(self, *, restoring: bool, load: int = 8, full_share: float = 0.0) -> float:
         """Run one step with a restore thread beside it; return its duration, seconds."""
         start_s = self.clock[0]
         duration_s, copied = self.step_s, 0
@@ -42,7 +42,7 @@ class Replica:
             self.copy_at_s = self.clock[0] + self.pacer.next_delay_s(self.piece)
         self.clock[0] = start_s + duration_s
         self.copied += copied
-        self.pacer.note_step(duration_s, copied > 0, load)
+        self.pacer.note_step(duration_s, copied > 0, load, full_share)
         return duration_s
 
 
@@ -214,3 +214,23 @@ def test_the_link_is_measured_while_the_rate_is_held_down() -> None:
     for _ in range(200):
         busy.step(restoring=True)
     assert busy.pacer.rate_bytes_per_s is None, "the rate reached the link's own"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_returned_layers_cost_is_not_taken_for_the_restores_doing(told: bool) -> None:
+    busy = replica(stretch=0.1)
+
+    def steps(count: int, full_share: float, restoring: bool) -> None:
+        busy.step_s = 0.02 + 0.01 * full_share
+        for _ in range(count):
+            busy.step(restoring=restoring, full_share=full_share if told else 0.0)
+
+    if told:
+        steps(20, 1.0, restoring=False)
+    steps(40, 0.0, restoring=False)
+    steps(40, 0.0, restoring=True)
+    before = busy.pacer.rate_bytes_per_s or LINK_BYTES_PER_S
+    for tenth in range(10):
+        steps(10, tenth / 10, restoring=True)
+    after = busy.pacer.rate_bytes_per_s or LINK_BYTES_PER_S
+    assert (after > 0.5 * before) is told
