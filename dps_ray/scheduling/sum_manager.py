@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from dps_ray.commands import RestoreTask, StepCommand
 from dps_ray.modes import Mode, Pin
-from dps_ray.scheduling.compaction import plan_moves
+from dps_ray.scheduling.compaction import Compaction
 from dps_ray.scheduling.counters import Counters
 from dps_ray.scheduling.layers import LayerReturn, LayerSegments
 from dps_ray.scheduling.ledger import UnitLedger
@@ -23,7 +23,6 @@ from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure, SwitchLimits, SwitchPolicy
 from dps_ray.scheduling.residual_return import ResidualReturn
 from dps_ray.scheduling.retry import RetryLimits
-from dps_ray.scheduling.states import UnitState
 from dps_ray.scheduling.unit_blocks import UnitBlocks
 
 PERMIT_POLL_S = 0.02
@@ -50,13 +49,11 @@ class SumManager:
         cache, which a burst then takes without a cancellation.
     retry
         Bounds on retries after a failed restore.
-    max_moves
-        KV blocks that one step may move out of lent units; 0 turns compaction off.
+    max_moves, save_prefixes
+        As in ``Compaction``.
     layers
         Where each layer's residual lies, for layers that return one by one; ``None``: full
         precision returns to all layers at once.
-    save_prefixes
-        Move cached prefixes out of units before those are restored, not only live blocks.
     """
 
     def __init__(
@@ -86,14 +83,20 @@ class SumManager:
             max_restoring_units=max_restoring_units,
             retry=retry or RetryLimits(),
         )
+        self._compaction = Compaction(
+            ledger,
+            self._orders,
+            self.counters,
+            blocks,
+            max_moves=max_moves,
+            save_prefixes=save_prefixes,
+        )
         self._blocks = blocks
         self._clock = clock
         self._pin = pin
         self._permits = Permits()
         self._wants_restore = False
-        self._max_moves = max_moves
         self.layers = LayerReturn(layers, ledger)
-        self._save_prefixes = save_prefixes
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -205,25 +208,14 @@ class SumManager:
     # -- reports of the ranks ---------------------------------------------------------------------
 
     def on_restored(self, unit: int, epoch: int) -> bool:
-        """Bind a segment that every rank has restored and verified.
-
-        Returns
-        -------
-        bool
-            ``False`` where the report is outdated: that restore was cancelled or has failed.
-        """
+        """Bind a segment that every rank has restored; ``False`` where the report is outdated."""
         return self._return.succeeded(unit, epoch)
 
     def on_restore_failed(self, unit: int, epoch: int, error: str) -> bool:
         """Return the unit of a restore that failed on some rank to the KV cache.
 
         The other ranks may still be copying, so the next command cancels the restore everywhere
-        and zeroes the unit.
-
-        Returns
-        -------
-        bool
-            ``False`` where the report is outdated.
+        and zeroes the unit. ``False`` where the report is outdated.
         """
         return self._return.failed(unit, epoch, error)
 
@@ -231,38 +223,19 @@ class SumManager:
 
     @property
     def may_compact(self) -> bool:
-        """Whether ``compact`` could have anything to do: lent units hold blocks worth moving."""
-        lent = self.ledger.count(UnitState.AVAIL) + self.ledger.count(UnitState.FULL)
-        if self._save_prefixes:
-            lent += self.ledger.count(UnitState.FREE)
-        return bool(self._max_moves and lent)
+        """Whether ``compact`` could have anything to do."""
+        return self._compaction.may_move
 
     def compact(self, pressure: Pressure) -> None:
         """Move blocks out of units, once the policy would restore those.
-
-        Live blocks of the emptiest units come first. What is left of the step's budget saves
-        cached prefixes of free units, which their restore would wipe.
 
         Parameters
         ----------
         pressure
             Demand before this step's allocation.
         """
-        if not self._may_restore(pressure, self._clock()):
-            return
-        room, budget = self._blocks.free_base_blocks, self._max_moves
-        for unit, count in plan_moves(self.ledger.live_blocks(), room, budget):
-            moves = self._blocks.move_to_base(unit, count)
-            if moves:
-                budget -= len(moves)
-                self._orders.moved(unit, moves)
-                self.counters.blocks_moved += len(moves)
-        if not self._save_prefixes or not self._permits.restore:
-            return
-        saved = self._blocks.save_prefixes(self.ledger.restorable_units(), budget)
-        for unit, moves in saved.items():
-            self._orders.moved(unit, moves)
-            self.counters.prefixes_saved += len(moves)
+        if self._may_restore(pressure, self._clock()):
+            self._compaction.run(restores_follow=self._permits.restore)
 
     def plan_step(self, pressure: Pressure) -> StepCommand:
         """Close the step's allocation: start restores, fix the mode, hand out pending orders.
