@@ -87,7 +87,7 @@ def check_engine(
                 for name, chosen in CHOSEN.items()
                 if name in models
             ),
-            *(check_features(folder, home) if "qwen3" in models else ()),
+            *(check_features(subjects["qwen3 float16"], home) if "qwen3" in models else ()),
         ]
         moving = [
             _burst(first, folder),

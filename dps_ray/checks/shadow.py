@@ -1,9 +1,8 @@
 """An elastic engine under load, and its shadow: the same steps in the same modes on static memory.
 
-The elastic run writes down when requests arrived and which mode each step ran in, and which layers
-were full in a fast step. The shadow gets
-both dictated and has memory enough never to lend, restore or move a block. Their outputs must be
-equal to the last bit.
+The elastic run writes down when requests arrived, which mode each step ran in, and which layers
+were full in a fast step. The shadow gets all of it dictated and has memory enough never to lend,
+restore or move a block. Their outputs must be equal to the last bit.
 """
 
 import hashlib

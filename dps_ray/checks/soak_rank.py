@@ -80,21 +80,31 @@ class FlakyLink(HostExecutor):
         self.stall_next = False
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        self._copy(destination, self._delivered(source))
+
+    def copy_summed(
+        self, destination: torch.Tensor, source: torch.Tensor, first_row: int
+    ) -> int | None:
+        """Sums what is stored, on its way, as the real one does."""
+        delivered = self._delivered(source)
+        self._copy(destination, delivered)
+        return checksum64(delivered.numpy(), first_row)
+
+    def _delivered(self, source: torch.Tensor) -> torch.Tensor:
+        if not self.damage_next:
+            return source
+        self.damage_next = False
+        source = source.clone()
+        source[-1] ^= 0x10
+        return source
+
+    def _copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         half = source.numel() // 2
         super().copy(destination[:half], source[:half])
         if self.stall_next:
             self.stall_next = False
             time.sleep(STALL_S)
         super().copy(destination[half:], source[half:])
-        if self.damage_next:
-            self.damage_next = False
-            destination[-1] ^= 0x10
-
-    def copy_summed(
-        self, destination: torch.Tensor, source: torch.Tensor, first_row: int
-    ) -> int | None:
-        self.copy(destination, source)
-        return checksum64(destination.numpy(), first_row)
 
 
 class SoakDriver(HostDriver):

@@ -113,15 +113,22 @@ def _is_duration(value: object) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=16)
+_LIMITS: dict[str, int] = {}
+"""Longest request in full precision, by engine: it never changes, once it is known."""
+
+
 def _full_request_tokens(key: str) -> int | None:
     """Longest request in full precision; ``None`` for an engine whose page is not on this host."""
-    try:
-        page = StatusPage.attach(key)
-    except DpsConfigError:
-        return None
-    try:
-        status = page.read()
-    finally:
-        page.close()
-    return status.full_request_tokens if status is not None else None
+    if key not in _LIMITS:
+        try:
+            page = StatusPage.attach(key)
+        except DpsConfigError:
+            return None
+        try:
+            status = page.read()
+        finally:
+            page.close()
+        if status is None:
+            return None
+        _LIMITS[key] = status.full_request_tokens
+    return _LIMITS[key]

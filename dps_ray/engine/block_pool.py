@@ -114,6 +114,8 @@ class ElasticBlockPool(BlockPool):
             if self._worth_saving(block)
         ]
         cached.sort(key=lambda block: self._freed_at[block.block_id], reverse=True)
+        newest = {block.block_hash: block for block in reversed(cached)}
+        cached = [block for block in cached if newest[block.block_hash] is block]
         targets: list[KVCacheBlock] = []
         # Taken ones are held until all are chosen: no block may be the target of two moves.
         for source in cached[:limit]:
@@ -128,7 +130,6 @@ class ElasticBlockPool(BlockPool):
                 BlockMove(source.block_id, target.block_id)
             )
             self.free_blocks([target])
-            self._freed_at[target.block_id] = self._freed_at[source.block_id]
         return moves
 
     # --- counting ----------------------------------------------------------------------------

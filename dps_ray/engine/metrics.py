@@ -38,7 +38,7 @@ COUNTERS = {
     "switches_to_full": "Returns to full mode",
     "restored_bytes": "Residual bytes restored from host memory",
     "resumed_bytes": "Residual bytes that a burst held up and that were not copied again",
-    "restores_cancelled": "Restores given up for a new burst",
+    "restores_cancelled": "Restores ended by a new burst or by the fleet",
     "restores_failed": "Restores that some rank could not complete",
     "preemptions": "Requests preempted",
     "blocks_moved": "Live KV blocks moved out of lent units",

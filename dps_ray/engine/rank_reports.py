@@ -64,7 +64,7 @@ class RankReports:
         }
         if len(places) != 1:
             raise DpsConfigError(
-                "additional_config.dps.return_by is 'layer' but tensor-parallel ranks differ in "
+                "additional_config.dps.return_by: tensor-parallel ranks differ in "
                 "where their layers' residual lies: a layer could be split on some of them only; "
                 "use 'all'"
             )

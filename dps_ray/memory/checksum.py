@@ -68,7 +68,7 @@ def checksum64(data: NDArray[np.uint8], first_row: int = 0) -> int:
 def copy_checksum64(
     target: NDArray[np.uint8], source: NDArray[np.uint8], first_row: int = 0
 ) -> int:
-    """Copy whole rows of contiguous bytes; the share of what arrived, as ``checksum64`` has it.
+    """Copy whole rows of contiguous bytes; the share of what was stored, as ``checksum64`` has it.
 
     Parameters
     ----------

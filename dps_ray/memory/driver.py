@@ -78,13 +78,13 @@ class Executor(Protocol):
     def copy_summed(
         self, destination: torch.Tensor, source: torch.Tensor, first_row: int
     ) -> int | None:
-        """Copy, and sum what arrived where that is cheaper than reading it again later.
+        """Copy, and sum what is copied where that is cheaper than reading it again later.
 
         Returns
         -------
         int or None
-            The share of ``destination`` in ``checksum64`` from ``first_row`` on; ``None`` where
-            the copy is only queued.
+            The share in ``checksum64``, from ``first_row`` on, of the bytes as they were stored;
+            ``None`` where the copy is only queued.
         """
 
     def checksum(self, tensor: torch.Tensor) -> int:

@@ -165,9 +165,10 @@ class RestoreWorker:
             return task, fence
 
     def _restore(self, task: RestoreTask, fence: Fence) -> None:
-        copy, error = self._segment_copy(task), None
+        copy, error = None, None
         busy_before_s = self.counters().busy_seconds
         try:
+            copy = self._segment_copy(task)
             self._bind(task, fence)
             self._copy(copy)
             error = self._mismatch(task, copy.checksum)
@@ -180,9 +181,8 @@ class RestoreWorker:
             self._region.driver.transfer.synchronize()
             error = f"segment {task.segment} was not restored into unit {task.unit}: {failure}"
         seconds = self.counters().busy_seconds - busy_before_s
-        result = RestoreResult(
-            task, error is None, copy.copied_bytes, seconds, copy.resumed_bytes, error
-        )
+        copied, resumed = (copy.copied_bytes, copy.resumed_bytes) if copy else (0, 0)
+        result = RestoreResult(task, error is None, copied, seconds, resumed, error)
         try:
             with self._effect():
                 self._on_done(result)
@@ -260,7 +260,7 @@ class RestoreWorker:
     def _wait_released(self, copy: SegmentCopy) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._abandoned or not self._held)
-        copy.resumed_bytes = copy.copied_bytes
+        copy.resume()
 
     @contextmanager
     def _effect(self) -> Iterator[None]:

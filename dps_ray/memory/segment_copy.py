@@ -19,7 +19,7 @@ class SegmentCopy:
     transfer
         Executor of the copies.
     summed
-        Sum the pieces as they arrive, where the executor can.
+        Sum the pieces while they are copied, where the executor can.
     """
 
     def __init__(
@@ -46,6 +46,15 @@ class SegmentCopy:
     def checksum(self) -> int | None:
         """Checksum of all pieces, in whatever order of time; ``None`` where it was not taken."""
         return None if self._sum is None else self._sum % (1 << 64)
+
+    def resume(self) -> None:
+        """Go on after a hold: what is in place stays, and is read again before it is believed.
+
+        The sum was taken as the pieces went over; steps have run beside them since.
+        """
+        self.resumed_bytes = self.copied_bytes
+        if self.copied_bytes:
+            self._sum = None
 
     def issue(self, nbytes: int) -> Fence:
         """Give the next ``nbytes`` to the link; the point behind them."""

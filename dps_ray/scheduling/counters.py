@@ -19,7 +19,7 @@ class Counters:
     restores_started: int = 0
     restores_completed: int = 0
     restores_cancelled: int = 0
-    """Restores that a lend ended."""
+    """Restores that a lend or the fleet ended."""
     restores_failed: int = 0
     last_restore_s: float | None = None
     """Latest return to full mode: from the first restore after the last lend to the mode's flip."""

@@ -45,8 +45,10 @@ class ResidualReturn:
         self.retry = RestoreRetry(retry)
         self._slots = max_restoring_units or ledger.num_units
         self._began_s: float | None = None
+        self._pace_from_s = 0.0
+        """Since when bytes have been coming back without a pause."""
         self._back = 0
-        """Segments that have come back since."""
+        """Segments that have come back since then."""
         self._held = False
 
     @property
@@ -68,9 +70,8 @@ class ResidualReturn:
         count = self._ledger.count
         if count(UnitState.AVAIL) or count(UnitState.FULL) or not (self.running and self._back):
             return None
-        assert self._began_s is not None, "restores run without having begun"
         missing = self._ledger.num_units - count(UnitState.BACKED)
-        return (now - self._began_s) / self._back * missing
+        return (now - self._pace_from_s) / self._back * missing
 
     def candidates(self) -> tuple[int, ...]:
         """Return the units whose restore could begin in the coming step, in this order.
@@ -87,14 +88,17 @@ class ResidualReturn:
 
     def advance(self, units: tuple[int, ...], now: float) -> tuple[RestoreTask, ...]:
         """Let open restores go on, and begin others in as many of ``units`` as may be open."""
+        stood_still = not self.running
         self._held = False
         slots = self._slots - len(self._ledger.open_restores)
         tasks = []
         for unit in units[: max(slots, 0)]:
             self._blocks.hide_unit(unit)
             tasks.append(self._ledger.begin_restore(unit))
-        if self._ledger.open_restores and self._began_s is None:
-            self._began_s, self._back = now, 0
+        if self.running and self._began_s is None:
+            self._began_s = now
+        if stood_still:
+            self._pace_from_s, self._back = now, 0
         self._counters.restores_started += len(tasks)
         return tuple(tasks)
 

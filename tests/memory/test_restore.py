@@ -62,15 +62,17 @@ class SteppedExecutor(HostExecutor):
             self.refuse_next = False
             raise VmmError("copy", f"{source.numel()} bytes", "link down")
         super().copy(destination, source)
-        if self.damage_next:
-            self.damage_next = False
-            destination[destination.numel() // 2] ^= 1
 
     def copy_summed(
         self, destination: torch.Tensor, source: torch.Tensor, first_row: int
     ) -> int | None:
+        """Sums what is stored, on its way, as the real one does."""
+        if self.damage_next:
+            self.damage_next = False
+            source = source.clone()
+            source[source.numel() // 2] ^= 1
         self.copy(destination, source)
-        return checksum64(destination.numpy(), first_row)
+        return checksum64(source.numpy(), first_row)
 
 
 class SteppedDriver(HostDriver):
@@ -253,6 +255,15 @@ def test_damage_before_a_hold_is_found_after_it(bench: MakeBench) -> None:
     made = bench()
     made.executor.damage_next = True
     hold_after(made, 1)
+    made.worker.hold(False)
+    made.settle()
+    assert not made.results[0].ok
+
+
+def test_a_stray_write_during_a_hold_is_found_after_it(bench: MakeBench) -> None:
+    made = bench()
+    hold_after(made, 1)
+    made.rig.region.segment_view(0)[7] ^= 1
     made.worker.hold(False)
     made.settle()
     assert not made.results[0].ok

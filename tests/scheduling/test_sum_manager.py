@@ -116,6 +116,21 @@ def test_time_left_follows_the_pace_and_is_unknown_while_nothing_shows_it():
     assert left() == 5.0
 
 
+def test_time_left_does_not_count_a_pause_between_restores():
+    replica = Replica(LIMITS)
+    calm(replica, burst(replica))
+    first, *rest = replica.step().restore
+    for task in (first, *rest[:-1]):
+        replica.now_s += 1.0
+        replica.finish(task)
+    replica.manager.on_restore_failed(rest[-1].unit, rest[-1].epoch, "broken link")
+    replica.step()
+    replica.now_s += 600.0
+    replica.step()
+    assert replica.manager.restoring
+    assert replica.manager.restore_left_s is None, "nothing has come back since the pause"
+
+
 def test_held_restores_go_on_only_with_a_permit_and_not_under_a_fast_pin():
     replica = Replica(LIMITS)
     calm(replica, burst(replica))
