@@ -13,6 +13,8 @@ class Beside:
     """The operator's bounds."""
     places: int = 0
     """Requests that the replicas may hold together; 0 while none is known."""
+    serves_full: bool = False
+    """Some replica may take requests that insist on full precision."""
 
 
 _BY_APPLICATION: dict[str, Beside] = {}

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -75,7 +75,8 @@ class DpsIngress(WrappedApp, OpenAiIngress):
         application = application or serve.get_replica_context().app_name
         self._limits = limits or RequestLimits()
         self._priorities = priorities
-        self._queue = IngressQueue(lambda: beside(application), ingress_replicas)
+        self._beside = beside(application)
+        self._queue = IngressQueue(lambda: self._beside, ingress_replicas)
 
     def wrap_app(self, app: App) -> App:
         return Edge(app, self._limits)
@@ -98,15 +99,28 @@ class DpsIngress(WrappedApp, OpenAiIngress):
         headers = raw_request.headers if raw_request is not None else None
         self._limits.check_prompts(body)
         priority = self._priority_of(body, headers)
-        # Those that insist on full precision wait for a mode, not for a place: they must not take
-        # the places of others meanwhile. They are few seconds old at most when they are refused.
-        insists = floor_of(body, headers) is Floor.FULL
-        place = (
-            contextlib.nullcontext() if insists else self._queue.place(priority, wait_of(headers))
-        )
-        async with place:
+        async with self._place(priority, body, headers) as served:
+            streams = bool(getattr(body, "stream", None))
             async for response in self._with_retries(body, call_method, raw_request):
+                # Ray takes one response where no stream is asked for, and never comes back.
+                if not streams and getattr(response, "error", None) is None:
+                    served()
                 yield response
+            if streams:
+                served()
+
+    @contextlib.asynccontextmanager
+    async def _place(
+        self, priority: int, body: Any, headers: Mapping[str, str] | None
+    ) -> AsyncIterator[Callable[[], None]]:
+        """A place in the queue's order, or one aside while no replica is in the mode asked for."""
+        wait_s = wait_of(headers)
+        if floor_of(body, headers) is Floor.FULL and not self._beside.serves_full:
+            with self._queue.aside() as served:
+                yield served
+        else:
+            async with self._queue.place(priority, wait_s) as served:
+                yield served
 
     def _priority_of(self, body: Any, headers: Mapping[str, str] | None) -> int:
         priority = priority_of(body, headers)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from dps_deployments.beside import Beside
 from dps_deployments.refusals import overloaded
@@ -28,18 +28,32 @@ class IngressQueue:
         The operator's bounds and the number of places, which may change.
     ingress_replicas
         How many share those places.
+    clock
+        Monotonic seconds.
     """
 
-    def __init__(self, figures: Callable[[], Beside], ingress_replicas: int = 1) -> None:
+    def __init__(
+        self,
+        figures: Callable[[], Beside],
+        ingress_replicas: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._figures = figures
+        self._clock = clock
         self._share = 1.0 if ingress_replicas <= 1 else UNEVEN / ingress_replicas
         self._queue = PriorityQueue()
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
+        self._aside = 0
         self._drain = DrainRate()
 
     @contextlib.asynccontextmanager
-    async def place(self, priority: int, wait_s: float | None = None) -> AsyncIterator[None]:
+    async def place(
+        self, priority: int, wait_s: float | None = None
+    ) -> AsyncIterator[Callable[[], None]]:
         """Wait for a place and hold it.
+
+        Yields what to call once the request is served. Only that counts as speed: refusals and
+        clients that left say nothing of it.
 
         Parameters
         ----------
@@ -65,20 +79,40 @@ class IngressQueue:
                     await waiter
             if not waiter.done() or waiter.cancelled():
                 raise self.refusal(self._queue.before(ticket))
-            yield
-            # Only what was served counts: refusals and clients that left say nothing of the speed.
-            self._drain.note(time.monotonic())
+            yield self._served
         finally:
             del self._waiters[ticket]
             self._queue.leave(ticket)
             self._admit()
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[Callable[[], None]]:
+        """Pass the queue, for a request that waits for a mode and must take no place meanwhile.
+
+        Yields the same as ``place``.
+
+        Raises
+        ------
+        OverloadedError
+            As many have passed it as may wait in it.
+        """
+        if self._aside >= self._figures().admission.max_waiting:
+            raise self.refusal()
+        self._aside += 1
+        try:
+            yield self._served
+        finally:
+            self._aside -= 1
+
     def refusal(self, before: int | None = None) -> Exception:
         """The refusal of a request with so many before it; ``None``: with all that wait."""
         before = self._queue.waiting if before is None else before
-        rate = self._drain.per_s(time.monotonic())
+        rate = self._drain.per_s(self._clock())
         later_s = retry_after_s(self._figures().admission, before, rate)
-        return overloaded(self._queue.waiting + self._queue.placed, later_s)
+        return overloaded(self._queue.waiting + self._queue.placed + self._aside, later_s)
+
+    def _served(self) -> None:
+        self._drain.note(self._clock())
 
     def _admit(self) -> None:
         places = self._figures().places

@@ -68,7 +68,7 @@ def bad_request(message: str) -> BadRequestError:
 
 def precision_unavailable(waited_s: float, retry_after_s: float) -> PrecisionUnavailableError:
     return PrecisionUnavailableError(
-        f"no replica was in full precision within {waited_s:.1f} s: try again after "
+        f"no replica in full precision had a place within {waited_s:.1f} s: try again after "
         f"{retry_after_s:.0f} s, or accept X-DPS-Precision: prefer-full",
         503,
         retry_after_s,

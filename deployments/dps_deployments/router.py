@@ -116,6 +116,7 @@ class DpsRouter(RequestRouter):
             for replica in replicas
         ]
         self._view.offer(peers, time.monotonic())
+        beside(self.app_name).serves_full = self._view.serves_full
         beside(self.app_name).places = sum(replica.max_ongoing_requests for replica in replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
@@ -150,14 +151,18 @@ class DpsRouter(RequestRouter):
             return self._refuse(pending_request, error)
         name = request_id(pending_request)
         decision = self._view.decide(now_s, ask, limit=RANKS)
-        if decision.order:
-            self._view.pick(name, decision.order[0], now_s)
-            self._held.discard(pending_request.future)
-        else:
+        insists = ask.floor is Floor.FULL
+        # One that insists waits no longer for a place in full mode than for the mode itself.
+        if not decision.order or (insists and pending_request.future in self._held):
             refusal = self._overdue(pending_request, ask, now_s)
             if refusal is not None:
                 return self._refuse(pending_request, refusal)
+        if decision.order:
+            self._view.pick(name, decision.order[0], now_s)
+        if insists or not decision.order:
             self._held.add(pending_request.future)
+        else:
+            self._held.discard(pending_request.future)
         # The best replicas have been offered: trying again at once would change nothing.
         pending_request.routing_context.should_backoff = True
         return [[self._by_id[replica_id]] for replica_id in decision.order]
@@ -169,6 +174,7 @@ class DpsRouter(RequestRouter):
         now_s = time.monotonic()
         # Acceptances are what empties the queue. Ends would count refusals of full replicas too.
         self._drain.note(now_s)
+        self._held.discard(pending_request.future)
         name = request_id(pending_request)
         ask = self._asks.get(pending_request.future, NO_ASK)
         self._view.accept(name, replica_id.unique_id, now_s, ask)
@@ -254,6 +260,7 @@ class DpsRouter(RequestRouter):
             if answer is not None:
                 self._view.merge(Publication.model_validate(answer), time.monotonic())
                 beside(self.app_name).admission = self._view.admission
+                beside(self.app_name).serves_full = self._view.serves_full
         except ControllerUnavailableError:
             await asyncio.sleep(RETRY_PERIOD_S)
         except ValidationError as error:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dps_ray.fleet.ask import Ask
-from dps_ray.fleet.columns import UNKNOWN, Columns
+from dps_ray.fleet.columns import FAST, UNKNOWN, Columns
 from dps_ray.fleet.in_flight import InFlight
 from dps_ray.fleet.pipeline import Pipeline
 from dps_ray.fleet.policies import Policy
@@ -89,6 +89,12 @@ class FleetView:
                 self._columns.queue_len[row] = old.queue_len[old.index[replica_id]]
             self._columns.open_requests[row] = self._in_flight.count(replica_id)
         self._refresh_all(now_s)
+
+    @property
+    def serves_full(self) -> bool:
+        """Some replica may take requests that insist on full precision, as far as is known."""
+        columns = self._columns
+        return bool((~columns.gone & (columns.mode != FAST)).any())
 
     def note_queue_len(self, replica_id: str, queue_len: int | None) -> None:
         """Serve has heard how many requests a replica has, or no longer knows."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dps_deployments.beside import Beside
 from dps_deployments.ingress import ATTEMPTS, LOST_EVENTS, DpsIngress
 from dps_deployments.refusals import (
     BadRequestError,
@@ -14,8 +15,11 @@ from dps_deployments.refusals import (
     replica_lost,
 )
 from ray.exceptions import ActorDiedError
+from ray.llm._internal.serve.core.configs.openai_api_models import CompletionResponse
 from ray.serve.exceptions import BackPressureError
 from ray.serve.llm.ingress import OpenAiIngress
+from starlette.responses import StreamingResponse
+from vllm.entrypoints.serve.engine.protocol import UsageInfo
 
 
 class Calls:
@@ -36,9 +40,13 @@ class Calls:
             yield item
 
 
+def make(**arguments: Any) -> DpsIngress:
+    return DpsIngress({}, {}, application="test", **arguments)
+
+
 def ask(body: Any = None, priorities: bool = False) -> list[Any]:
     async def run() -> list[Any]:
-        ingress = DpsIngress({}, {}, application="test", priorities=priorities)
+        ingress = make(priorities=priorities)
         return [r async for r in ingress._get_response(body=body, call_method="chat")]
 
     return asyncio.run(run())
@@ -77,6 +85,54 @@ def test_full_queue_is_refused_with_a_time_to_come_back(monkeypatch: pytest.Monk
         ask()
     assert raised.value.retry_after_s == 2.0
     assert calls.count == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_make_the_rate_that_refusals_tell_from(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """By Ray's own handler, which drops what answers as soon as it has one that is no stream."""
+    whole = CompletionResponse(model="m", choices=[], usage=UsageInfo())
+    Calls(monkeypatch, ["data: 1\n\n"] if stream else [whole])
+
+    async def run() -> None:
+        ingress = make()
+        assert refused(ingress) == 2.0
+        response = await ingress._process_llm_request(SimpleNamespace(stream=stream), "completions")
+        if isinstance(response, StreamingResponse):
+            assert refused(ingress) == 2.0
+            assert [piece async for piece in response.body_iterator][-1] == "data: [DONE]\n\n"
+        assert refused(ingress) >= 31.0
+
+    def refused(ingress: DpsIngress) -> float:
+        error = ingress._queue.refusal(before=30)
+        assert isinstance(error, OverloadedError)
+        assert error.retry_after_s is not None
+        return error.retry_after_s
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("serves_full", "passes"), [(False, True), (True, False)])
+def test_request_that_insists_on_full_precision_passes_the_queue_only_while_no_replica_has_it(
+    monkeypatch: pytest.MonkeyPatch, serves_full: bool, passes: bool
+) -> None:
+    calls = Calls(monkeypatch, ["answer"])
+
+    async def run() -> None:
+        ingress = make()
+        ingress._beside = Beside(places=1, serves_full=serves_full)
+        async with ingress._queue.place(0):
+            body = SimpleNamespace(vllm_xargs={"dps_precision": "full"})
+            asked = ingress._get_response(body=body, call_method="chat")
+            waiting = asyncio.create_task(anext(asked))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert calls.count == int(passes)
+        assert await waiting == "answer"
+        await asked.aclose()
+
+    asyncio.run(run())
 
 
 def test_error_of_the_request_itself_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

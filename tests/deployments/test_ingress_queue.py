@@ -29,9 +29,10 @@ class Clients:
         self, name: str, priority: int = 0, wait_s: float | None = None
     ) -> "asyncio.Task[None]":
         async def one() -> None:
-            async with self.queue.place(priority, wait_s):
+            async with self.queue.place(priority, wait_s) as served:
                 self.through.append(name)
                 await self.end.wait()
+                served()
 
         return asyncio.create_task(one())
 
@@ -41,7 +42,7 @@ def scenario(
 ) -> Callable[[Callable[[Clients], Coroutine[Any, Any, None]]], None]:
     def run(body: Callable[[Clients], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
-            await body(Clients(IngressQueue(lambda: beside, ingress_replicas)))
+            await body(Clients(IngressQueue(lambda: beside, ingress_replicas, lambda: 0.0)))
 
         asyncio.run(asyncio.wait_for(main(), 5.0))
 
@@ -146,3 +147,16 @@ def test_as_many_pass_as_the_replicas_have_places_for_this_ingress(
         await asyncio.gather(*tasks)
 
     scenario(figures(places, max_waiting=20), ingress_replicas)(body)
+
+
+def test_no_more_pass_the_queue_than_may_wait_in_it() -> None:
+    async def body(clients: Clients) -> None:
+        with clients.queue.aside(), clients.queue.aside():
+            with pytest.raises(OverloadedError), clients.queue.aside():
+                pass
+            clients.end.set()
+            await clients.send("takes the place")
+        with clients.queue.aside():
+            pass
+
+    scenario(figures(places=1))(body)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from dps_deployments import router as module
+from dps_deployments.beside import beside
 from dps_deployments.ray_adapter import PendingRequest, unplaced
-from dps_deployments.refusals import BadRequestError, NoReplicaError
+from dps_deployments.refusals import BadRequestError, NoReplicaError, PrecisionUnavailableError
 from dps_deployments.router import DpsRouter
 from ray.serve._private.common import (
     DeploymentHandleSource,
@@ -124,5 +125,30 @@ def test_request_waits_for_a_first_replica_and_gets_it(monkeypatch: pytest.Monke
         router.update_replicas([replica("first")])
         async with asyncio.timeout(2.0):
             assert (await waiting).replica_id.unique_id == "first"
+
+    routed(monkeypatch, play)
+
+
+def test_request_that_insists_on_full_precision_waits_for_a_place_no_longer_than_for_the_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def full(router: DpsRouter, replicas: list[Any], backoff_index: int) -> list[Any]:
+        return [(each, each.max_ongoing_requests) for each in replicas]
+
+    async def play(router: DpsRouter) -> None:
+        router._view.admission = AdmissionOptions(full_wait_s=0.3)
+        monkeypatch.setattr(DpsRouter, "_probe_queue_lens", full)
+        router.update_replicas([replica("busy")])
+        assert beside("app").serves_full
+        insists = [request(str(n), X_DPS_Precision="full") for n in range(8)]
+        waiting = [router._choose_replica_for_request(each) for each in insists]
+        other = asyncio.create_task(router._choose_replica_for_request(request("other")))
+        async with asyncio.timeout(10.0):
+            for error in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(error, PrecisionUnavailableError)
+        assert not other.done()
+        monkeypatch.setattr(DpsRouter, "_probe_queue_lens", _no_queue_lens)
+        async with asyncio.timeout(10.0):
+            await other
 
     routed(monkeypatch, play)
