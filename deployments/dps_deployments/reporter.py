@@ -50,7 +50,11 @@ async def report_forever(
         state = read()
         if schedule.is_due(state, time.monotonic()):
             sent_at_s = time.monotonic()
-            permits.sending(state, sent_at_s)
+            if permits.sending(state, sent_at_s):
+                # The engine loses the lease before the controller can pass it on. What it began on
+                # that lease since the reading is told with this report.
+                obey()
+                state = read()
             try:
                 reply = Reply.model_validate(await client.report(state.model_dump(mode="json")))
             except ControllerUnavailableError:

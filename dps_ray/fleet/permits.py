@@ -45,10 +45,12 @@ class ReplicaPermits:
         """Whether a restore that runs has to end. A replica that decides alone goes on."""
         return self._stopped and self._holder.restore_until_s(now_s) is not None
 
-    def sending(self, state: ReplicaState, now_s: float) -> None:
-        """Note that a report goes out."""
-        wanted = state.wants_restore or state.restoring
-        self._holder.reporting(bool(wanted), now_s)
+    def sending(self, state: ReplicaState, now_s: float) -> bool:
+        """Note that a report goes out; whether it gives a lease back that is valid now."""
+        wanted = bool(state.wants_restore or state.restoring)
+        gives_back = not wanted and self.has_lease(now_s)
+        self._holder.reporting(wanted, now_s)
+        return gives_back
 
     def answered(self, reply: Reply, sent_at_s: float) -> None:
         """Take in the answer to the report that was sent at ``sent_at_s``."""
