@@ -22,7 +22,8 @@ class Fault(StrEnum):
     CONTROLLER = "controller"
     """The fleet controller."""
     PROXY = "proxy"
-    """Serve's HTTP proxy: clients' connections break."""
+    """Serve's HTTP proxy: clients' connections break. In HAProxy mode only the actor that manages
+    HAProxy, not HAProxy itself."""
 
     @property
     def hits_replica(self) -> bool:

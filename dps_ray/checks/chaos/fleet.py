@@ -1,8 +1,12 @@
 """The fleet that is hurt: tiny elastic engines, two ranks each, behind the real Serve stack."""
 
 from dps_ray.demo.serve_config import BUILDER, FleetConfig
+from dps_ray.fleet.admission import AdmissionOptions
 
 MODEL = "tiny"
+MAX_ONGOING = 64
+"""Requests that one replica may hold."""
+REQUEST_TIMEOUT_S = 120
 BASE_KV_BYTES = 8 * 65536
 """Eight blocks of 32 tokens: a wave of requests asks for several times as much."""
 
@@ -45,7 +49,7 @@ def chaos_config(replicas: int, ranks: int) -> FleetConfig:
         },
         "deployment_config": {
             "num_replicas": replicas,
-            "max_ongoing_requests": 64,
+            "max_ongoing_requests": MAX_ONGOING,
             "ray_actor_options": {"num_cpus": 0},
             "health_check_period_s": 1,
             "health_check_timeout_s": 30,
@@ -59,16 +63,22 @@ def chaos_config(replicas: int, ranks: int) -> FleetConfig:
         "args": {
             "ingress": {
                 "num_replicas": 1,
-                "max_ongoing_requests": 256,
+                # What the replicas hold, a full queue, and room for those that are shed from it.
+                "max_ongoing_requests": replicas * MAX_ONGOING + 2 * AdmissionOptions().max_waiting,
                 "ray_actor_options": {"num_cpus": 0},
             },
+            "request_timeout_s": REQUEST_TIMEOUT_S,
             "llm_config": llm_config,
         },
     }
     return FleetConfig(
         {
             "proxy_location": "HeadOnly",
-            "http_options": {"host": "127.0.0.1", "port": 8000, "request_timeout_s": 120},
+            "http_options": {
+                "host": "127.0.0.1",
+                "port": 8000,
+                "request_timeout_s": REQUEST_TIMEOUT_S,
+            },
             "logging_config": {"enable_access_log": False},
             "applications": [controller, fleet],
         }

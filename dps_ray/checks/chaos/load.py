@@ -21,7 +21,9 @@ class Ending(StrEnum):
     """How a request ended for its client."""
 
     OK = "ok"
-    """Answered in full."""
+    """Answered in full: with all tokens asked for, none twice."""
+    WRONG = "wrong"
+    """Ended as if answered in full, but with other tokens than asked for."""
     LOST = "lost"
     """An error although no token had been given: another replica should have taken it."""
     ERROR = "error"
@@ -60,6 +62,7 @@ class Record:
     started_s: float
     ended_s: float = 0.0
     tokens: int = 0
+    """Of a stream: events with text; of another request: what its usage says."""
     ending: Ending = Ending.HUNG
     resent: int = 0
     """Times the client sent it again because its connection had broken before any byte."""
@@ -165,11 +168,14 @@ async def _whole(http: httpx.AsyncClient, record: Record, body: dict[str, object
         _end(record, Ending.LOST, f"HTTP {response.status_code}: {response.text}")
         return
     record.tokens = response.json()["usage"]["completion_tokens"]
-    _end_with_tokens(record)
+    _end_of_answer(record, record.tokens)
 
 
 async def _stream(http: httpx.AsyncClient, record: Record, body: dict[str, object]) -> None:
     begun = False
+    told_tokens: int | None = None
+    # A server marks the end of a stream also where it was cut short: only the usage tells.
+    body = {**body, "stream_options": {"include_usage": True}}
     try:
         async with http.stream("POST", "/v1/completions", json=body) as response:
             begun = True
@@ -180,7 +186,7 @@ async def _stream(http: httpx.AsyncClient, record: Record, body: dict[str, objec
             async for line in response.aiter_lines():
                 data = line.removeprefix("data: ")
                 if data == "[DONE]":
-                    _end_with_tokens(record)
+                    _end_of_answer(record, told_tokens)
                     return
                 if line == data:
                     continue
@@ -188,6 +194,7 @@ async def _stream(http: httpx.AsyncClient, record: Record, body: dict[str, objec
                 if "error" in event:
                     _end(record, Ending.ERROR if record.tokens else Ending.LOST, data)
                     return
+                told_tokens = (event.get("usage") or {}).get("completion_tokens", told_tokens)
                 record.tokens += sum(_tokens_of(choice) for choice in event.get("choices", ()))
             _end(record, Ending.CUT if record.tokens else Ending.LOST, "ended without [DONE]")
     except httpx.TransportError as error:
@@ -200,9 +207,13 @@ def _tokens_of(choice: dict[str, object]) -> int:
     return int(bool(choice.get("text")) or choice.get("finish_reason") is None)
 
 
-def _end_with_tokens(record: Record) -> None:
-    short = record.tokens < record.wanted_tokens if not record.stream else not record.tokens
-    _end(record, Ending.LOST if short else Ending.OK, f"{record.tokens} tokens" if short else "")
+def _end_of_answer(record: Record, told_tokens: int | None) -> None:
+    """Judge an answer that ended well. An event may hold several tokens, but none holds less."""
+    if told_tokens == record.wanted_tokens and 0 < record.tokens <= told_tokens:
+        _end(record, Ending.OK, "")
+    else:
+        told = "no usage" if told_tokens is None else f"a usage of {told_tokens} tokens"
+        _end(record, Ending.WRONG, f"{record.tokens} with {told}, not {record.wanted_tokens}")
 
 
 def _end(record: Record, ending: Ending, reason: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dps_ray.checks.chaos.faults import Fault, find, kill_one, title_of
 from dps_ray.checks.chaos.load import Load, LoadOptions
 from dps_ray.checks.chaos.verdict import Aftermath, judge, share_out
-from dps_ray.checks.chaos.watch import Watch
+from dps_ray.checks.chaos.watch import Sight, Watch
 from dps_ray.report import Report
 
 POLL_S = 0.05
@@ -94,8 +94,8 @@ async def run_chaos(
 async def _hurt(
     target: Target, fault: Fault, watch: Watch, whole: Counter[Fault], rng: random.Random
 ) -> Aftermath:
-    sight = watch.sight
-    routable = sight.routable if sight is not None else frozenset()
+    # Without a look at the fleet before, a replica that has left routing could not be told.
+    routable = (await _sight(watch)).routable
     kill = kill_one(fault, target.processes, rng)
     after = Aftermath(kill)
     deadline_s = kill.at_s + HEAL_TIMEOUT_S
@@ -110,6 +110,16 @@ async def _hurt(
                 break
         await asyncio.sleep(POLL_S)
     return after
+
+
+async def _sight(watch: Watch) -> Sight:
+    """What the controller says; a call may just have failed or taken too long."""
+    deadline_s = time.monotonic() + HEAL_TIMEOUT_S
+    while (sight := watch.sight) is None:
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"the controller has not answered for {HEAL_TIMEOUT_S:g} s")
+        await asyncio.sleep(POLL_S)
+    return sight
 
 
 def _is_whole(watch: Watch, target: Target) -> bool:

@@ -92,8 +92,15 @@ def judge(
         "before the first kill every request was answered",
         bool(before) and all(record.ending is Ending.OK for record in before),
     )
+    records = [*before, *(record for each in aftermaths for record in each.records)]
     for each in aftermaths:
-        name = each.kill.fault.value
+        name, at_s = each.kill.fault.value, each.kill.at_s
+        # Without one the checks below would hold for a fleet that nobody asked anything.
+        report.check(
+            f"{name}: a request was open at the kill",
+            any(record.started_s < at_s < record.ended_s for record in records),
+        )
+        report.check(f"{name}: no answer was wrong", each.count(Ending.WRONG) == 0)
         report.check(f"{name}: no request hung", each.count(Ending.HUNG) == 0)
         report.check(f"{name}: no request without a token was lost", each.count(Ending.LOST) == 0)
         report.check(f"{name}: back at full strength", each.full_strength_s is not None)
