@@ -1,15 +1,21 @@
 """Bounds on what one request may bring, checked before anything is made of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dps_deployments.refusals import RefusalError, bad_request
 from dps_deployments.requests import READ_HEADERS
 
 CHARS_PER_TOKEN = 16
 """A prompt of more characters than this for each token of the context is not even tokenised."""
+MEDIA = frozenset(
+    ("image_url", "image_embeds", "input_audio", "audio_url", "audio_embeds", "video_url")
+)
+"""Parts of a message that no text is made of."""
+BESIDE_MESSAGES = ("tools", "documents", "chat_template", "chat_template_kwargs")
+"""What a chat's template makes a prompt of, besides messages."""
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -45,8 +51,9 @@ class RequestLimits(BaseModel):
     """Tokens of a prompt that is given as tokens. Default: the engine's ``max_model_len`` where the
     config gives it."""
     max_prompt_chars: Count | None = None
-    """Characters of a prompt, or of a chat's messages together. Default: 16 for each of
-    ``max_prompt_tokens``; the engine counts the tokens of what is shorter."""
+    """Characters of a prompt, or of a chat's messages and tools together: of all their names and
+    values, but not of images and sounds. Default: 16 for each of ``max_prompt_tokens``; the engine
+    counts the tokens of what is shorter."""
 
     def for_context(self, max_model_len: Any) -> "RequestLimits":
         """These limits with the defaults that follow from the engine's context length."""
@@ -131,7 +138,10 @@ class RequestLimits(BaseModel):
                 self._check_length(f"{field}.{index}" if len(pieces) > 1 else field, piece)
         messages = getattr(body, "messages", None)
         if messages is not None:
-            self._check_chars("messages", sum(map(_chars_of, messages)))
+            _materialise(messages)
+            chars = _chars_in(messages, MEDIA)
+            chars += sum(_chars_in(getattr(body, field, None)) for field in BESIDE_MESSAGES)
+            self._check_chars("messages with tools", chars)
         choices = prompts * (getattr(body, "n", None) or 1)
         if choices > self.max_choices:
             raise bad_request(
@@ -170,12 +180,34 @@ def _pieces(value: Any) -> list[Any]:
     return [value]
 
 
-def _chars_of(message: Any) -> int:
-    """Characters of text in a chat message, whose content is a text or a list of parts."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if isinstance(content, str):
-        return len(content)
-    if not isinstance(content, Iterable):
-        return 0
-    texts = (part.get("text") for part in content if isinstance(part, Mapping))
-    return sum(len(text) for text in texts if isinstance(text, str))
+def _materialise(messages: Iterable[Any]) -> None:
+    """Make lists of what pydantic has left to be validated, once, while it is iterated."""
+    for index, message in enumerate(messages):
+        if not isinstance(message, MutableMapping):
+            continue
+        for name, value in message.items():
+            if isinstance(value, Iterator):
+                try:
+                    message[name] = list(value)
+                except ValidationError as error:
+                    fault = error.errors()[0]
+                    raise bad_request(
+                        f"messages.{index}.{name} is wrong: {fault['msg']} at {fault['loc']}"
+                    ) from None
+
+
+def _chars_in(root: Any, but: frozenset[str] = frozenset()) -> int:
+    """Characters of all names and values at any depth, but not of what those names stand for."""
+    chars, left = 0, [root]
+    while left:
+        value = left.pop()
+        if isinstance(value, BaseModel):
+            value = value.model_dump()
+        if isinstance(value, Mapping):
+            chars += sum(map(len, value))
+            left.extend(inner for name, inner in value.items() if name not in but)
+        elif isinstance(value, list):
+            left.extend(value)
+        elif value is not None:
+            chars += len(str(value))
+    return chars

@@ -10,6 +10,7 @@ import pytest
 from dps_deployments.edge import Edge
 from dps_deployments.limits import RequestLimits
 from dps_deployments.refusals import BadRequestError
+from ray.serve.llm.openai_api_models import ChatCompletionRequest
 
 LIMITS = RequestLimits(max_body_bytes=100, max_headers=5, max_header_bytes=400, max_value_chars=20)
 
@@ -124,6 +125,11 @@ def body(**fields: Any) -> SimpleNamespace:
 
 
 PROMPTS = RequestLimits(max_prompts=3, max_choices=6).for_context(10)
+LONG = "x" * 161
+
+
+def call(arguments: str) -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +139,8 @@ PROMPTS = RequestLimits(max_prompts=3, max_choices=6).for_context(10)
         body(prompt=[1] * 10),
         body(prompt=["a", "b", "c"], n=2),
         body(prompt=[[1] * 10] * 3),
-        body(messages=[{"content": "x" * 80}, {"content": [{"type": "text", "text": "y" * 80}]}]),
+        body(messages=[{"content": "x" * 69}, {"content": [{"type": "text", "text": "y" * 65}]}]),
+        body(messages=[{"content": [{"image_url": {"url": "x" * 500}}]}]),
         body(messages=[{"role": "assistant", "content": None}]),
         body(prompt=[]),
         body(),
@@ -152,7 +159,10 @@ def test_prompts_within_bounds_pass(given: SimpleNamespace) -> None:
         (body(prompt=[[1], [1] * 11]), "prompt.1 has 11 tokens"),
         (body(prompt=["a"] * 4), "prompt holds 4 prompts: at most 3 (limits.max_prompts)"),
         (body(prompt=["a"] * 3, n=3), "n asks for 9 answers (3 prompts): at most 6"),
-        (body(messages=[{"content": "x" * 100}] * 2), "messages has 200 characters: at most 160"),
+        (
+            body(messages=[{"content": "x" * 100}] * 2),
+            "messages with tools has 214 characters: at most 160",
+        ),
         (body(input=["a"] * 4), "input holds 4 prompts"),
         (body(tokens=[1] * 11), "tokens has 11 tokens"),
     ],
@@ -162,6 +172,42 @@ def test_prompts_beyond_bounds_are_refused(given: SimpleNamespace, message: str)
         PROMPTS.check_prompts(given)
     assert message in str(raised.value)
     assert raised.value.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"messages": [{"role": "custom", "content": [LONG]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
+        {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": LONG}]}]},
+        {"messages": [{"role": "assistant", "reasoning": LONG}]},
+        {"messages": [{"role": "assistant", "tool_calls": [call(LONG)]}]},
+        {"messages": [{"role": "assistant", "content": [], "tool_calls": [call(LONG)] * 2}]},
+        {"messages": [], "tools": [{"type": "function", "function": {"name": LONG}}]},
+        {"messages": [], "documents": [{"text": LONG}]},
+    ],
+)
+def test_every_text_a_chat_prompt_is_made_of_counts(given: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError, match="messages with tools has"):
+        PROMPTS.check_prompts(ChatCompletionRequest.model_validate({"model": "m", **given}))
+
+
+def once(*parts: Any) -> ChatCompletionRequest:
+    """A chat whose content pydantic leaves to be iterated once: its assistant has both of these."""
+    both = {"audio": {"id": "a"}, "function_call": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": list(parts), **both}
+    return ChatCompletionRequest.model_validate({"model": "m", "messages": [message]})
+
+
+def test_content_that_can_be_read_once_is_counted_and_still_there() -> None:
+    part = {"type": "text", "text": "hello"}
+    asked = once(part)
+    PROMPTS.check_prompts(asked)
+    assert list(asked.messages[0]["content"]) == [part]  # type: ignore[typeddict-item]
+    with pytest.raises(BadRequestError, match="messages with tools has"):
+        PROMPTS.check_prompts(once({"type": "text", "text": LONG}))
+    with pytest.raises(BadRequestError, match=r"messages\.0\.content is wrong"):
+        PROMPTS.check_prompts(once({"type": "text", "text": 3}))
 
 
 def test_own_bounds_beat_those_of_the_context() -> None:
