@@ -67,6 +67,7 @@ def parse_fleet_args(args: dict[str, Any]) -> FleetArgs:
         faults += _replica_faults(given.get("deployment_config", {}))
     if isinstance(args.get("ingress"), dict):
         faults += deployment_faults(args["ingress"], "args.ingress")
+        faults += _ingress_faults(args["ingress"])
         if TIMEOUT_VARIABLE in _env_vars(args["ingress"]):
             faults.append(
                 f"args.ingress.ray_actor_options.runtime_env.env_vars.{TIMEOUT_VARIABLE} is set: "
@@ -94,6 +95,16 @@ def ingress_kwargs(fleet: FleetArgs) -> dict[str, Any]:
         "priorities": engine.get("scheduling_policy") == "priority",
         "ingress_replicas": replicas if isinstance(replicas, int) else 1,
     }
+
+
+def _ingress_faults(ingress: dict[str, Any]) -> list[str]:
+    """Each ingress replica fills its share of the places, so their number must be known."""
+    remedy = "each ingress replica takes a share of the places: give num_replicas, a whole number"
+    return [
+        f"args.ingress.{name} is {ingress[name]!r}: {remedy}"
+        for name in ("autoscaling_config", "num_replicas")
+        if ingress.get(name) is not None and not isinstance(ingress[name], int)
+    ]
 
 
 def _env_vars(options: dict[str, Any]) -> dict[str, str]:

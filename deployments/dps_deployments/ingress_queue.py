@@ -15,6 +15,11 @@ UNEVEN = 1.25
 """Several ingress replicas share the places; one that gets more requests may take so much more."""
 
 
+def share_of(places: int, ingress_replicas: int) -> int:
+    """Places on the replicas that one of so many ingress replicas may fill."""
+    return places if ingress_replicas <= 1 else math.ceil(places * UNEVEN / ingress_replicas)
+
+
 class IngressQueue:
     """Lets as many requests through as the replicas have places, the most urgent first.
 
@@ -40,7 +45,7 @@ class IngressQueue:
     ) -> None:
         self._figures = figures
         self._clock = clock
-        self._share = 1.0 if ingress_replicas <= 1 else UNEVEN / ingress_replicas
+        self._ingress_replicas = ingress_replicas
         self._queue = PriorityQueue()
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._aside = 0
@@ -116,7 +121,9 @@ class IngressQueue:
 
     def _admit(self) -> None:
         places = self._figures().places
-        for ticket in self._queue.admit(math.ceil(places * self._share) if places else None):
+        for ticket in self._queue.admit(
+            share_of(places, self._ingress_replicas) if places else None
+        ):
             waiter = self._waiters[ticket]
             if not waiter.done():
                 waiter.set_result(None)

@@ -16,9 +16,11 @@ from ray.serve.schema import ServeDeploySchema
 from dps_deployments.app import build_controller, build_fleet, to_llm_config
 from dps_deployments.config_file import ConfigFile, Problem, read_config_file
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
-from dps_deployments.fleet_args import FleetArgs, parse_fleet_args
+from dps_deployments.fleet_args import FleetArgs, ingress_kwargs, parse_fleet_args
+from dps_deployments.ingress_queue import share_of
 from dps_deployments.options import deployment_faults, unknown_names
 from dps_ray.config import DpsConfigError, faults_of
+from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.publication import ControllerOptions, parse_controller_options
 
 FLEET_BUILDER = "dps_deployments.app:build_fleet"
@@ -222,13 +224,7 @@ def _relations(
             f"controller's ageing.stale_after_s ({stale_s:g}), or every replica is stale between "
             "two heartbeats; a third of it is a good value"
         )
-    room, max_waiting = fleet.ingress.get("max_ongoing_requests"), controller.admission.max_waiting
-    if isinstance(room, int) and room <= max_waiting:
-        yield (
-            f"{where}.args.ingress.max_ongoing_requests is {room}: it must be above the "
-            f"controller's admission.max_waiting ({max_waiting}), or the queue is never full and "
-            "urgent requests wait before it with all others"
-        )
+    yield from _admission(where, fleet, controller.admission)
     deployment = fleet.llm_config.get("deployment_config") or {}
     scaling = scaling_options(deployment.get("autoscaling_config"))
     ttl_s = controller.leases.ttl_s
@@ -237,6 +233,35 @@ def _relations(
             f"{where}.args.llm_config.deployment_config.autoscaling_config.policy.policy_kwargs."
             f"calm_s is {scaling.calm_s:g}: it must be above the controller's leases.ttl_s "
             f"({ttl_s:g}), or a replica would be stopped while it may begin to restore"
+        )
+
+
+def _admission(where: str, fleet: FleetArgs, admission: AdmissionOptions) -> Iterator[str]:
+    """The queue must be what is full first, and a refusal of its own must come first too."""
+    for name in ("full_wait_s", "no_replica_wait_s"):
+        wait_s: float = getattr(admission, name)
+        if wait_s >= fleet.request_timeout_s:
+            yield (
+                f"{where}.args.request_timeout_s is {fleet.request_timeout_s:g}: it must be above "
+                f"the controller's admission.{name} ({wait_s:g}), or requests end with 408 instead "
+                "of the 503 that says when to come back"
+            )
+    room = fleet.ingress.get("max_ongoing_requests")
+    deployment = fleet.llm_config.get("deployment_config") or {}
+    replicas = (deployment.get("autoscaling_config") or {}).get("max_replicas")
+    replicas = replicas or deployment.get("num_replicas") or 1
+    places = deployment.get("max_ongoing_requests")
+    if not (isinstance(room, int) and isinstance(replicas, int) and isinstance(places, int)):
+        return
+    share = share_of(replicas * places, ingress_kwargs(fleet)["ingress_replicas"])
+    needed = share + 2 * admission.max_waiting
+    if room <= needed:
+        yield (
+            f"{where}.args.ingress.max_ongoing_requests is {room}: it must be above {needed}, the "
+            f"requests that it may have on {replicas} replicas ({share}) and twice the "
+            f"controller's admission.max_waiting ({admission.max_waiting}), for those in the queue "
+            "and those that pass it, or the queue is never full and urgent requests wait before it "
+            "with all others"
         )
 
 

@@ -2,9 +2,9 @@
 
 import math
 from collections import deque
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dps_ray.fleet.state import Seconds
 
@@ -25,6 +25,15 @@ class AdmissionOptions(BaseModel):
     min_retry_after_s: Annotated[float, Field(ge=1.0)] = 2.0
     """Shortest ``Retry-After``, seconds; also used where no drain rate is known."""
     max_retry_after_s: Annotated[float, Field(ge=1.0)] = 60.0
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.min_retry_after_s > self.max_retry_after_s:
+            raise ValueError(
+                f"min_retry_after_s ({self.min_retry_after_s:g}) must not be above "
+                f"max_retry_after_s ({self.max_retry_after_s:g})"
+            )
+        return self
 
 
 class DrainRate:

@@ -33,7 +33,8 @@ applications:
     report:
       heartbeat_s: 1.0
     ingress:
-      max_ongoing_requests: 1024
+      num_replicas: 1
+      max_ongoing_requests: 2048
     llm_config:
       model_loading_config: {model_id: m, model_source: ./no-such-model}
       accelerator_config: {kind: cpu}
@@ -62,7 +63,7 @@ FAULTS = [
     ("  route_prefix: /dps", "  route_prefx: /dps", "applications.0.route_prefx is not an option"),
     ("  - name: FleetController", "  - name: FleetControler", "FleetControler"),
     (
-        "      max_ongoing_requests: 1024",
+        "      max_ongoing_requests: 2048",
         "      max_ongoing_reqs: 1024",
         "ingress.max_ongoing_reqs is",
     ),
@@ -80,7 +81,15 @@ FAULTS = [
         "            policy_function: dps_autoscaling.policy:ElasticPolicy",
         "ElasticPolicy', which cannot be imported",
     ),
-    ("      max_ongoing_requests: 1024", "      max_ongoing_requests: 512", "never full"),
+    ("      max_ongoing_requests: 2048", "      max_ongoing_requests: 1280", "above 1280, the"),
+    ("    request_timeout_s: 900", "    request_timeout_s: 120", "no_replica_wait_s (120)"),
+    (
+        "      leases: {ttl_s: 60}",
+        "      admission: {min_retry_after_s: 90}",
+        "min_retry_after_s (90) must not be above",
+    ),
+    ("      num_replicas: 1", "      autoscaling_config: {max_replicas: 2}", "give num_replicas"),
+    ("      num_replicas: 1", "      num_replicas: auto", "ingress.num_replicas is 'auto'"),
     ("        max_model_len: 512", "        scheduling_policy: lifo", "policy is 'lifo'"),
     ("    request_timeout_s: 900", "    limits: {max_body_bytes: 0}", "max_body_bytes is 0"),
     ("      leases: {ttl_s: 60}", "      admin: {token: x}", "admin.token is not an option"),
@@ -203,6 +212,6 @@ def test_model_folder_is_looked_for_only_on_request(
     file = tmp_path / "good.yaml"
     file.write_text(GOOD)
     assert main(["validate", "--with-model", str(file)]) == 1
-    assert f"{file}:26: applications.1.args.llm_config.model_loading_config" in (
+    assert f"{file}:27: applications.1.args.llm_config.model_loading_config" in (
         capsys.readouterr().out
     )
