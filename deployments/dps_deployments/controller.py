@@ -8,6 +8,7 @@ meanwhile replicas keep serving and routers keep routing on what they know.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ from dps_ray.modes import Pin
 MAX_WAIT_S = 30.0
 DEFAULT_HOLD_S = 60.0
 MAX_HOLD_S = 86400.0
+NOT_FOR_ROUTERS = {"snapshot": {"entries": {"__all__": {"state": {"orders"}}}}}
+"""Left out of publications: every replica carries all orders, and no router reads them."""
 PAGE = Path(__file__).with_name("page.html")
 PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
@@ -115,7 +118,8 @@ class FleetController:
             while True:
                 self._coordinator.tick()
                 if self._aggregate.version != version:
-                    return self._publication(version).model_dump(mode="json")
+                    publication = self._publication(version)
+                    return publication.model_dump(mode="json", exclude=NOT_FOR_ROUTERS)
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return None
@@ -160,6 +164,7 @@ class FleetController:
     ) -> dict[str, Any]:
         """Pin the mode of a replica, or of all others (``*``), above the configuration."""
         require_token(self._options.admin, authorization)
+        self._require_orders()
         self._require_known(target, others=[FLEET])
         return self._order(target, pin)
 
@@ -169,6 +174,7 @@ class FleetController:
     ) -> dict[str, Any]:
         """Take an order back: what the configuration says counts again."""
         require_token(self._options.admin, authorization)
+        self._require_orders()
         if target not in self._coordinator.orders.pins:
             raise HTTPException(404, f"there is no order for {target!r}")
         return self._order(target, None)
@@ -182,10 +188,16 @@ class FleetController:
     ) -> dict[str, Any]:
         """End a replica's restore and give it no lease for ``hold_s``."""
         require_token(self._options.admin, authorization)
+        if not self._options.leases.enabled:
+            raise HTTPException(
+                409, "leases.enabled is false: replicas restore without asking; set it to true"
+            )
         if not self._coordinator.book.revoke(replica_id, hold_s):
             held = ", ".join(lease.replica_id for lease in self._coordinator.book.leases())
             raise HTTPException(
-                404, f"{replica_id!r} holds no lease: those of {held or 'nobody'} are valid"
+                404,
+                f"{replica_id!r} holds no lease and restores nothing: the leases of "
+                f"{held or 'nobody'} are valid",
             )
         logger.warning("admin call: lease of %s revoked for %.1f s", replica_id, hold_s)
         return {"revoked": replica_id, "hold_s": hold_s}
@@ -195,6 +207,16 @@ class FleetController:
         self._coordinator.orders = orders
         logger.warning("admin call: pin of %s is now %s", target, pin and pin.value)
         return orders.model_dump(mode="json")
+
+    def _require_orders(self) -> None:
+        left_s = self._coordinator.orders_known_in_s()
+        if left_s > 0:
+            raise HTTPException(
+                503,
+                "the controller has just started and is still learning the orders that replicas "
+                f"carry: call again in {left_s:.1f} s",
+                {"Retry-After": str(math.ceil(left_s))},
+            )
 
     def _require_known(self, target: str, others: Sequence[str] = ()) -> None:
         known = [entry.replica_id for entry in self._aggregate.snapshot().entries]

@@ -77,16 +77,18 @@ class FleetAggregate:
         self._options = options
         self._publish()
 
-    def tick(self) -> list[str]:
-        """Do what is due: drop silent replicas and return their ids, publish collected refreshes.
+    def tick(self) -> list[ReplicaState]:
+        """Do what is due: drop silent replicas, publish collected refreshes.
+
+        Returns the last states of those that were dropped.
 
         Call it at least once every ``publish_period_s``.
         """
         now_s = self._clock()
         vanished = self._table.forget(now_s, self._options)
         waited = now_s - self._published_at_s >= self._options.publish_period_s
-        for replica_id in vanished:
-            del self._changed_in[replica_id]
+        for state in vanished:
+            del self._changed_in[state.replica_id]
         if vanished or (self._unpublished and waited):
             self._publish()
         return vanished

@@ -65,6 +65,7 @@ class Coordinator:
         self.orders = Orders()
         """What the operator has ordered by calls; see ``Orders``."""
         self._clock = clock
+        self._started_at_s = clock()
         self._figures: FleetFigures | None = None
         self._figures_at_s = float("-inf")
 
@@ -111,13 +112,23 @@ class Coordinator:
             orders=self.orders,
         )
 
+    def orders_known_in_s(self) -> float:
+        """Time until every replica has told the orders it knows, seconds; 0 when it has.
+
+        A change that is made earlier would outdate what an earlier controller was told.
+        """
+        known_at_s = self._started_at_s + self.options.ageing.stale_after_s
+        return max(0.0, known_at_s - self._clock())
+
     def tick(self) -> None:
         """Do what is due; call it every ``publish_period_s``."""
-        for replica_id in self.aggregate.tick():
+        for state in self.aggregate.tick():
+            replica_id = state.replica_id
+            if self._is_gone(state):
+                self.orders = self.orders.without(replica_id)
             self.book.forget([replica_id])
             self.budget.forget(replica_id)
             self.routers.forget(replica_id)
-            self.orders = self.orders.without(replica_id)
             self.refusals.pop(replica_id, None)
 
     def figures(self) -> FleetFigures:
@@ -127,3 +138,8 @@ class Coordinator:
             self._figures = FleetFigures.of(self.aggregate.snapshot().entries)
             self._figures_at_s = now_s
         return self._figures
+
+    def _is_gone(self, state: ReplicaState) -> bool:
+        """Whether a replica that fell silent has ended: one that was merely cut off may return."""
+        leaving = state.health in (Health.DEAD, Health.DRAINING)
+        return leaving or self.routers.has_withdrawn(state.replica_id, state.application)

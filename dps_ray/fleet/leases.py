@@ -105,6 +105,9 @@ class LeaseBook:
         would have run out."""
         self._barred: dict[str, float] = {}
         """Replicas whose lease was revoked, and until when they get none."""
+        self._untold: set[str] = set()
+        """Replicas that the operator has barred and that have not reported since: their bars last
+        until an answer has said so, or a restore that runs would not end."""
         self._wishes: dict[str, _Wish] = {}
         self._unleased: dict[str, float] = {}
         """Replicas that restore without a lease, and when that was last heard."""
@@ -157,6 +160,8 @@ class LeaseBook:
                     self._barred[replica_id] = revoked.expires_at_s
             if state.restoring:
                 self._unleased[replica_id] = now_s
+            if refusal.stops:
+                self._untold.discard(replica_id)
             if refusal is Refusal.LEAVING:
                 # It will never get one, so its age must not hold up the others.
                 del self._wishes[replica_id]
@@ -176,12 +181,14 @@ class LeaseBook:
     def revoke(self, replica_id: str, hold_s: float) -> bool:
         """Take a lease back at an operator's word, and give this replica none for ``hold_s``.
 
-        The replica hears of it with the answer to its next report. ``False``: it has none.
+        The replica hears of it with the answer to its next report, and ends a restore that runs,
+        also one that it began alone. ``False``: it has no lease and restores nothing.
         """
         self._expire()
-        if self._revoke(replica_id) is None:
+        if self._revoke(replica_id) is None and replica_id not in self._unleased:
             return False
         self._barred[replica_id] = self._clock() + hold_s
+        self._untold.add(replica_id)
         return True
 
     def forget(self, replica_ids: Iterable[str]) -> None:
@@ -191,6 +198,7 @@ class LeaseBook:
             self._ending.pop(replica_id, None)
             self._wishes.pop(replica_id, None)
             self._unleased.pop(replica_id, None)
+            self._untold.discard(replica_id)
 
     def _revoke(self, replica_id: str) -> Lease | None:
         lease = self._leases.pop(replica_id, None)
@@ -248,7 +256,8 @@ class LeaseBook:
         for replica_id in [r for r, wish in self._wishes.items() if now_s - wish.heard_s > ttl_s]:
             del self._wishes[replica_id]
         for replica_id in [r for r, until_s in self._barred.items() if until_s <= now_s]:
-            del self._barred[replica_id]
+            if replica_id not in self._untold:
+                del self._barred[replica_id]
         for replica_id in [r for r, at_s in self._unleased.items() if now_s - at_s > ttl_s]:
             del self._unleased[replica_id]
 

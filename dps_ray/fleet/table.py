@@ -88,13 +88,13 @@ class StateTable:
         for replica_id in sorted(self._records):
             yield self.entry(replica_id, now_s, options)
 
-    def forget(self, now_s: float, options: FreshnessOptions) -> list[str]:
-        """Drop replicas silent for longer than ``forget_after_s`` and return their ids."""
+    def forget(self, now_s: float, options: FreshnessOptions) -> list[ReplicaState]:
+        """Drop replicas silent for longer than ``forget_after_s``; return their last states."""
         gone = [
-            replica_id
-            for replica_id, record in self._records.items()
+            record.state
+            for record in self._records.values()
             if now_s - record.measured_at_s > options.forget_after_s
         ]
-        for replica_id in gone:
-            del self._records[replica_id]
+        for state in gone:
+            del self._records[state.replica_id]
         return gone

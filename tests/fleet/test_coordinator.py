@@ -188,11 +188,38 @@ def test_new_controller_takes_the_latest_orders_over_from_replicas(
 def test_orders_for_replicas_that_are_gone_are_dropped(
     coordinator: Coordinator, clock: Clock
 ) -> None:
-    coordinator.report(replica_state("a"))
-    coordinator.orders = coordinator.orders.pinned("a", Pin.FULL, 1).pinned("*", Pin.FAST, 2)
-    clock.now_s += coordinator.options.ageing.forget_after_s + 1
+    forget_after_s = coordinator.options.ageing.forget_after_s
+    health = {"dead": Health.DEAD, "drained": Health.DRAINING, "withdrawn": Health.READY}
+    for name in health:
+        coordinator.orders = coordinator.orders.pinned(name, Pin.FULL, 1)
+        coordinator.report(replica_state(name, health=health[name]))
+    coordinator.orders = coordinator.orders.pinned("*", Pin.FAST, 2)
+    coordinator.routers.note(router("r1", *health))
+    clock.now_s += forget_after_s + 1
+    coordinator.routers.note(router("r1"))
     coordinator.tick()
     assert coordinator.orders.pins == {"*": Pin.FAST}
+
+
+def test_order_for_a_replica_that_was_cut_off_counts_when_it_returns(
+    coordinator: Coordinator, clock: Clock
+) -> None:
+    coordinator.routers.note(router("r1", "a"))
+    coordinator.orders = coordinator.orders.pinned("a", Pin.FULL, 1)
+    carried = coordinator.report(replica_state("a")).orders
+    clock.now_s += coordinator.options.ageing.forget_after_s + 1
+    coordinator.routers.note(router("r1", "a"))
+    coordinator.tick()
+    assert coordinator.aggregate.snapshot().entries == ()
+    assert coordinator.report(replica_state("a", 2, orders=carried)).pin is Pin.FULL
+
+
+def test_new_controller_knows_the_orders_once_every_living_replica_was_heard(clock: Clock) -> None:
+    coordinator = Coordinator(ControllerOptions(), clock)
+    stale_after_s = coordinator.options.ageing.stale_after_s
+    assert coordinator.orders_known_in_s() == stale_after_s
+    clock.now_s += stale_after_s
+    assert coordinator.orders_known_in_s() == 0.0
 
 
 def test_lease_must_outlive_the_silence_after_which_its_holder_is_stale() -> None:

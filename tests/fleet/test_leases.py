@@ -158,6 +158,27 @@ def test_operator_takes_a_lease_back_for_as_long_as_he_says(book: LeaseBook, clo
     assert ask(book, wish("a")) is True
 
 
+def test_operator_bars_a_replica_until_it_has_heard_of_it_however_short_the_time(
+    book: LeaseBook, clock: Clock
+) -> None:
+    assert ask(book, wish("a")) is True
+    assert book.revoke("a", 0.0) is True
+    clock.now_s += 1.0
+    assert ask(book, wish("a", restoring=True)) is Refusal.REVOKED
+    assert ask(book, wish("a")) is True
+
+
+def test_operator_ends_a_restore_that_was_begun_without_a_lease(
+    book: LeaseBook, clock: Clock
+) -> None:
+    assert ask(book, wish("a")) is True
+    assert ask(book, wish("b")) is True
+    assert ask(book, wish("alone", restoring=True)) is Refusal.FULL
+    assert book.revoke("alone", 5.0) is True
+    ask(book, replica_state("a", wants_restore=False))
+    assert ask(book, wish("alone", restoring=True)) is Refusal.REVOKED
+
+
 @pytest.mark.parametrize("refusal", Refusal)
 def test_only_a_lease_that_was_taken_back_ends_a_restore_that_runs(refusal: Refusal) -> None:
     assert refusal.stops == (refusal in (Refusal.PRESSURE, Refusal.LEAVING, Refusal.REVOKED))
