@@ -45,7 +45,8 @@ class CheapReplica:
     """Says who it is. A test plays the engine: it writes the replica's status page, and pins it
     to ``fast`` to make the engine die."""
 
-    async def __init__(self) -> None:
+    async def __init__(self, start_s: float) -> None:
+        await asyncio.sleep(start_s)
         identity = replica_identity()
         self._replica_id = identity.replica_id
         page = self._page = StatusPage.create(page_key(self._replica_id))
@@ -96,13 +97,17 @@ class Front:
             raise HTTPException(error.status_code, error.message, later) from error
 
 
-def cheap_app(*, router: dict[str, Any] | None = ROUTER, **options: Any) -> serve.Application:
+def cheap_app(
+    *, router: dict[str, Any] | None = ROUTER, start_s: float = 0.0, **options: Any
+) -> serve.Application:
     """Replicas behind a front.
 
     Parameters
     ----------
     router
         Serve's ``request_router_config``; ``None`` for Serve's own router.
+    start_s
+        How much longer a replica takes to start than its process does, seconds.
     **options
         Serve options of the replicas; two replicas without any.
     """
@@ -114,4 +119,4 @@ def cheap_app(*, router: dict[str, Any] | None = ROUTER, **options: Any) -> serv
         **chosen,
         **(options or {"num_replicas": 2}),
     )
-    return Front.bind(replicas.bind())
+    return Front.bind(replicas.bind(start_s))

@@ -42,6 +42,16 @@ class Fleet:
         self.pages[replica_id].publish(status)
         until(lambda: self._shows(replica_id, status))
 
+    def heard(self) -> None:
+        """Wait until the router decides by all that the controller knows now."""
+        version = self.cluster.status()["version"]
+
+        def knows(router: dict[str, Any]) -> bool:
+            # Those of a fleet before have older versions; this one has a single router.
+            return router["application"] == "cheap" and (router["version"] or 0) >= version
+
+        until(lambda: any(knows(router) for router in self.cluster.status()["routers"]))
+
     def ask(self, count: int) -> Counter[str]:
         """Send requests, eight at a time, and count who answered."""
         with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(8) as pool:

@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
+from dps_deployments.controller_client import CALL_TIMEOUT_S
+from dps_deployments.router import LISTEN_S
 
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Pin
@@ -14,7 +16,8 @@ from dps_ray.modes import Pin
 from .fleet import Fleet, kill_controller, until
 from .statuses import IDLE, LENT, RESTORING
 
-ON_ITS_WAY_S = 0.5
+ON_ITS_WAY_S = CALL_TIMEOUT_S
+"""A replica takes no answer that comes later."""
 LEASE_TTL_S = 4.0
 RESTORE_S = 0.5
 
@@ -30,7 +33,7 @@ def test_equal_replicas_share_the_load(fleet: Fleet) -> None:
 def test_no_request_reaches_a_replica_after_it_was_pushed_as_restoring(fleet: Fleet) -> None:
     victim, other = fleet.pages
     fleet.set(victim, RESTORING)
-    time.sleep(0.1)
+    fleet.heard()
     assert fleet.ask(100) == {other: 100}
 
 
@@ -38,7 +41,7 @@ def test_replica_returns_to_routing_when_its_restore_ends(fleet: Fleet) -> None:
     victim, _ = fleet.pages
     fleet.set(victim, RESTORING)
     fleet.set(victim, IDLE)
-    until(lambda: fleet.ask(8)[victim] > 0, timeout_s=5.0)
+    until(lambda: fleet.ask(8)[victim] > 0)
 
 
 def test_all_replicas_restoring_still_serve(fleet: Fleet) -> None:
@@ -47,12 +50,14 @@ def test_all_replicas_restoring_still_serve(fleet: Fleet) -> None:
     assert sum(fleet.ask(20).values()) == 20
 
 
-def test_live_policy_change_reaches_decisions_within_a_second(fleet: Fleet) -> None:
+def test_live_policy_change_reaches_decisions_without_delay(fleet: Fleet) -> None:
     victim, _ = fleet.pages
     fleet.set(victim, RESTORING)
     fleet.cluster.configure({"routing": {"name": "power_of_two"}})
     until(lambda: fleet.cluster.status()["config"]["routing"]["name"] == "power_of_two")
-    assert until(lambda: fleet.ask(8)[victim] > 0, timeout_s=5.0) < 1.0
+    taken_s = until(lambda: fleet.ask(8)[victim] > 0)
+    print(f"a new policy decides after {taken_s:.2f} s")
+    assert taken_s < LISTEN_S / 2, "routers hear of it only when their calls run out"
 
 
 def test_dry_run_policy_shows_its_regret_and_moves_no_request(fleet: Fleet) -> None:
@@ -61,7 +66,7 @@ def test_dry_run_policy_shows_its_regret_and_moves_no_request(fleet: Fleet) -> N
     dry_run = {"policy": {"name": "least_pressure"}, "share": 1.0}
     fleet.cluster.configure({"dry_run": dry_run})
     until(lambda: fleet.cluster.status()["config"]["dry_run"] is not None)
-    time.sleep(0.2)
+    fleet.heard()
     assert fleet.ask(40) == {other: 40}
 
     def figures() -> list[dict[str, Any]]:
@@ -76,10 +81,9 @@ def test_dry_run_policy_shows_its_regret_and_moves_no_request(fleet: Fleet) -> N
 def test_latest_decision_is_explained_in_the_status(fleet: Fleet) -> None:
     victim, other = fleet.pages
     fleet.set(victim, RESTORING)
-    time.sleep(1.2)
-    fleet.ask(4)
 
     def explained() -> bool:
+        fleet.ask(1)
         examples = [router["example"] for router in fleet.cluster.status()["routers"]]
         return any(
             {reason["replica_id"]: reason["demoted_by"] for reason in example["reasons"]}
@@ -140,7 +144,7 @@ def test_restores_never_overlap_under_one_lease_and_wait_for_a_controller_that_d
     try:
         for thread in threads:
             thread.start()
-        until(lambda: any(engine.restored for engine in engines.values()), timeout_s=20.0)
+        until(lambda: any(engine.restored for engine in engines.values()), timeout_s=60.0)
         kill_controller()
         killed_s = time.monotonic()
         assert sum(fleet.ask(40).values()) == 40
@@ -163,7 +167,7 @@ def test_restores_never_overlap_under_one_lease_and_wait_for_a_controller_that_d
 def test_service_and_steering_go_on_while_the_controller_is_dead(fleet: Fleet) -> None:
     victim, other = fleet.pages
     fleet.set(victim, RESTORING)
-    time.sleep(0.1)
+    fleet.heard()
     version = fleet.cluster.status()["version"]
     kill_controller()
     assert fleet.ask(100) == {other: 100}
@@ -176,7 +180,7 @@ def test_dead_engine_gets_nothing_more_and_stays_dead(fleet: Fleet) -> None:
     victim, other = fleet.pages
     fleet.pages[victim].set_pin(Pin.FAST)
     until(lambda: fleet.entry(victim)["standing"] == "dead")
-    time.sleep(0.1)
+    fleet.heard()
     assert fleet.ask(40) == {other: 40}
     fleet.pages[victim].set_pin(Pin.AUTO)
     time.sleep(0.5)

@@ -17,7 +17,7 @@ from .statuses import IDLE
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore:The `metrics_interval_s`:DeprecationWarning"),
 ]
 
@@ -25,7 +25,9 @@ APP = "scaled"
 MAX_REPLICAS = 3
 CALM_S = 4.0
 NO_REPLICA_WAIT_S = 0.3
-"""Less than a replica's process takes to start."""
+START_S = 2.0
+"""Replicas start late, so that a router that starts with the first request hears of its patience
+before one is there."""
 PRESSED = replace(IDLE, used_blocks=90, free_blocks=10, headroom_blocks=10)
 HOLDING = replace(IDLE, full_requests=1)
 
@@ -33,6 +35,7 @@ HOLDING = replace(IDLE, full_requests=1)
 @pytest.fixture
 def app(cluster: Cluster) -> Iterator[Cluster]:
     scaled = cheap_app(
+        start_s=START_S,
         autoscaling_config={
             "min_replicas": 0,
             "max_replicas": MAX_REPLICAS,
@@ -57,11 +60,22 @@ def running() -> int:
     return int(deployment.replica_states.get("RUNNING", 0))
 
 
-def publish(app: Cluster, status: EngineStatus) -> None:
-    """Every replica that the controller knows plays this engine status."""
-    for entry in app.replicas(APP):
-        if entry["standing"] == "live":
-            StatusPage.attach(page_key(entry["replica_id"])).publish(status)
+def live(app: Cluster) -> list[str]:
+    """Replicas that the controller has just heard."""
+    return [entry["replica_id"] for entry in app.replicas(APP) if entry["standing"] == "live"]
+
+
+def publish(app: Cluster, status: EngineStatus, replicas: int) -> None:
+    """All of so many replicas play this engine status."""
+    replica_ids: list[str] = []
+
+    def all_are_live() -> bool:
+        replica_ids[:] = live(app)
+        return len(replica_ids) == replicas
+
+    watch(all_are_live, 60)
+    for replica_id in replica_ids:
+        StatusPage.attach(page_key(replica_id)).publish(status)
 
 
 def watch(holds: Callable[[], bool], timeout_s: float) -> list[int]:
@@ -89,27 +103,24 @@ def refused_without_replicas(app: Cluster) -> httpx.Response:
 def test_fleet_grows_from_zero_under_pressure_keeps_promises_and_returns_to_zero(
     app: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
-    watch(lambda: serve.status().applications[APP].status == "RUNNING", 30)
+    watch(lambda: serve.status().applications[APP].status == "RUNNING", 60)
     assert running() == 0
     refused = refused_without_replicas(app)
     record_property("seconds until the refusal", refused.elapsed.total_seconds())
     assert refused.status_code == 503
     assert float(refused.headers["Retry-After"]) >= 1
-    assert refused.elapsed.total_seconds() < NO_REPLICA_WAIT_S + 1.0
     httpx.get(f"{app.url}/scaled/", timeout=60).raise_for_status()
     assert running() == 1
 
-    watch(lambda: len(app.replicas(APP)) == 1, 10)
-    publish(app, PRESSED)
-    grown = watch(lambda: running() == MAX_REPLICAS, 40)
+    publish(app, PRESSED, 1)
+    grown = watch(lambda: running() == MAX_REPLICAS, 90)
     assert grown == sorted(grown)
 
-    watch(lambda: len(app.replicas(APP)) == MAX_REPLICAS, 10)
-    publish(app, HOLDING)
+    publish(app, HOLDING, MAX_REPLICAS)
     time.sleep(2 * CALM_S)
     assert running() == MAX_REPLICAS, "a replica that owes full precision must not be stopped"
 
-    publish(app, IDLE)
-    shrunk = watch(lambda: running() == 0, 60)
+    publish(app, IDLE, MAX_REPLICAS)
+    shrunk = watch(lambda: running() == 0, 120)
     record_property("replicas while shrinking", shrunk)
     assert shrunk == sorted(shrunk, reverse=True)
