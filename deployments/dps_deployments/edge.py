@@ -1,16 +1,21 @@
 """Bounds headers and body of a request before the ingress's ASGI application sees them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from dps_deployments.limits import RequestLimits
-from dps_deployments.refusals import RefusalError, refusal_response
+from dps_deployments.refusals import RefusalError, bad_request, refusal_response
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+JSON = "application/json"
+FORM = "multipart/form-data"
+FORM_ROUTE = "/v1/audio/transcriptions"
 
 
 class ClientLeftError(Exception):
@@ -40,7 +45,7 @@ class Edge:
             self._limits.check_headers(scope["headers"])
             body = await self._read(scope, receive)
             if body:
-                _check_content_type(scope["headers"])
+                _check_body(scope, body)
         except RefusalError as error:
             await refusal_response(error)(scope, receive, send)
         except ClientLeftError:
@@ -74,14 +79,32 @@ class Edge:
             ) from None
 
 
-def _check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Ray's handler of unreadable bodies cannot tell of bytes: it would answer 500."""
-    kind = dict(headers).get(b"content-type", b"").decode("latin-1")
-    essence = kind.partition(";")[0].strip().lower()
-    if essence != "application/json" and essence != "multipart/form-data":
+def _check_body(scope: MutableMapping[str, Any], body: bytes) -> None:
+    """Refuse what Ray's handler of unreadable bodies cannot tell of: it would answer 500.
+
+    That handler puts what it has read into its answer, which fails for bytes, and for numbers and
+    characters that Python reads and no JSON may hold. All else is refused there, by the field.
+    """
+    kinds = [value for name, value in scope["headers"] if name.lower() == b"content-type"]
+    if len(kinds) > 1:
+        raise bad_request("header Content-Type is given twice: give it once")
+    kind = kinds[0].decode("latin-1") if kinds else ""
+    wanted = FORM if scope["path"].endswith(FORM_ROUTE) else JSON
+    if kind.partition(";")[0].strip().lower() != wanted:
         raise RefusalError(
-            f"header Content-Type is {kind[:40]!r}: send the body as 'application/json'", 415
+            f"header Content-Type is {kind[:40]!r}: send the body as {wanted!r}", 415
         )
+    if wanted == JSON:
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            return
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError:
+            raise bad_request(
+                "the body holds NaN, an infinite number or half a surrogate pair: JSON has none"
+            ) from None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

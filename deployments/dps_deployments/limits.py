@@ -14,6 +14,8 @@ MEDIA = frozenset(
     ("image_url", "image_embeds", "input_audio", "audio_url", "audio_embeds", "video_url")
 )
 """Parts of a message that no text is made of."""
+SERVE_HEADERS = frozenset((b"x-request-disconnect-disabled", b"x-request-timeout-seconds"))
+"""With these Serve would let a request outlive its client and the operator's bounds."""
 BESIDE_MESSAGES = ("tools", "documents", "chat_template", "chat_template_kwargs")
 """What a chat's template makes a prompt of, besides messages."""
 
@@ -73,16 +75,21 @@ class RequestLimits(BaseModel):
         HeadersTooLargeError
             With status 431.
         BadRequestError
-            A header that may stand once stands twice.
+            A header that may stand once stands twice, or one of Serve's own is given.
         """
         count = size = 0
         seen: set[bytes] = set()
         for name, value in headers:
             count, size = count + 1, size + len(name) + len(value)
             key = name.lower()
+            shown = name.decode("latin-1")
+            if key in SERVE_HEADERS:
+                raise bad_request(
+                    f"header {shown} is not for clients: leave it out; args.request_timeout_s "
+                    "bounds a request, and one whose client has left is ended"
+                )
             if key not in READ_HEADERS:
                 continue
-            shown = name.decode("latin-1")
             if key in seen:
                 raise bad_request(f"header {shown} is given twice: give it once")
             seen.add(key)

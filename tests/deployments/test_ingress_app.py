@@ -13,6 +13,7 @@ from dps_deployments.limits import RequestLimits
 from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 
 LIMITS = RequestLimits(max_body_bytes=4000).for_context(100)
+AS_JSON = {"Content-Type": "application/json"}
 GOOD = {"model": "m", "prompt": "x"}
 
 
@@ -62,6 +63,10 @@ async def endless() -> AsyncIterator[bytes]:
         ({"json": {**GOOD, "priority": 3}}, 400, "scheduling_policy to 'priority'"),
         ({"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415, "is 'text/plain'"),
         ({"data": {"model": "m"}}, 415, "send the body as 'application/json'"),
+        ({"data": {"model": "m"}, "files": {"a": b"b"}}, 415, "is 'multipart/form-data; bound"),
+        ({"content": b'{"model": "m", "prompt": NaN}', "headers": AS_JSON}, 400, "holds NaN"),
+        ({"content": b'{"model": "m", "prompt": 1e999}', "headers": AS_JSON}, 400, "infinite"),
+        ({"content": b'{"model": "m", "prompt": "\\ud800"}', "headers": AS_JSON}, 400, "half a"),
         ({"json": GOOD, "headers": {"X-DPS-Wait-S": "long"}}, 400, "X-DPS-Wait-S is 'long'"),
         ({"json": GOOD, "headers": {"X-DPS-Session": "s" * 257}}, 431, "has 257 characters"),
     ],
@@ -78,6 +83,6 @@ def test_request_beyond_bounds_is_refused_in_the_form_of_the_api(
 
 @pytest.mark.parametrize("content", [b"{", b"[" * 3900, b"\xff\xfe", b"3"])
 def test_body_that_is_no_request_is_a_bad_request(app: Any, content: bytes) -> None:
-    answer = post(app, content=content, headers={"Content-Type": "application/json"})
+    answer = post(app, content=content, headers=AS_JSON)
     assert answer.status_code == 400
     assert answer.json()

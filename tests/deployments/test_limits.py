@@ -42,7 +42,7 @@ class Server:
         self.sent.append(message)
 
     def run(self, limits: RequestLimits = LIMITS) -> "Server":
-        scope = {"type": "http", "headers": self.headers}
+        scope = {"type": "http", "path": "/v1/completions", "headers": self.headers}
         asyncio.run(Edge(self.app, limits)(scope, self.receive, self.send))
         return self
 
@@ -112,6 +112,9 @@ def test_client_that_leaves_in_the_middle_of_its_body_is_no_request() -> None:
             400,
             "header x-dps-precision is given twice",
         ),
+        ({"X-Request-Disconnect-Disabled": "?1"}, 400, "Disabled is not for clients"),
+        ({"X-Request-Timeout-Seconds": "-1"}, 400, "Timeout-Seconds is not for clients"),
+        ({"Content-Type": "text/plain"}, 400, "header Content-Type is given twice"),
     ],
 )
 def test_headers_are_bounded(headers: dict[str, str], status: int, message: str) -> None:
