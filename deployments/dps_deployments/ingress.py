@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from ray import serve
 from ray.exceptions import RayActorError
@@ -78,17 +78,14 @@ class DpsIngress(WrappedApp, OpenAiIngress):
         self._beside = beside(application)
         self._queue = IngressQueue(lambda: self._beside, ingress_replicas)
 
-    def wrap_app(self, app: App) -> App:
+    def wrap_app(self, app: FastAPI) -> App:
+        app.add_exception_handler(RefusalError, _refused)
         return Edge(app, self._limits)
 
     async def _process_llm_request(
         self, body: Any, call_method: str, raw_request: Request | None = None
     ) -> Response:
-        try:
-            response = await super()._process_llm_request(body, call_method, raw_request)
-        except RefusalError as error:
-            # One that was raised in another process is wrapped by Ray.
-            return refusal_response(getattr(error, "cause", error))
+        response = await super()._process_llm_request(body, call_method, raw_request)
         if isinstance(response, JSONResponse):
             _add_origin_headers(response)
         return response
@@ -159,6 +156,12 @@ class DpsIngress(WrappedApp, OpenAiIngress):
                     raise replica_lost("and so did the others that were tried") from error
             # Time for the death to reach the router.
             await asyncio.sleep(RETRY_PAUSE_S)
+
+
+async def _refused(_: Request, error: Any) -> Response:
+    """The handler of refusals on all routes."""
+    # One that was raised in another process is wrapped by Ray.
+    return refusal_response(getattr(error, "cause", error))
 
 
 def _add_origin_headers(response: JSONResponse) -> None:

@@ -10,6 +10,8 @@ import pytest
 import ray.serve.context
 from dps_deployments.ingress import DpsIngress
 from dps_deployments.limits import RequestLimits
+from dps_deployments.refusals import no_replica
+from ray.exceptions import RayTaskError
 from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 
 LIMITS = RequestLimits(max_body_bytes=4000).for_context(100)
@@ -34,11 +36,11 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Any:
     return ingress
 
 
-def post(app: Any, **request: Any) -> httpx.Response:
+def post(app: Any, route: str = "/v1/completions", **request: Any) -> httpx.Response:
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post("/v1/completions", **request)
+            return await client.post(route, **request)
 
     return asyncio.run(run())
 
@@ -86,3 +88,29 @@ def test_body_that_is_no_request_is_a_bad_request(app: Any, content: bytes) -> N
     answer = post(app, content=content, headers=AS_JSON)
     assert answer.status_code == 400
     assert answer.json()
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/completions", GOOD),
+        ("/v1/embeddings", {"model": "m", "input": "x"}),
+        ("/v1/score", {"model": "m", "text_1": "x", "text_2": "y"}),
+        ("/tokenize", GOOD),
+        ("/detokenize", {"model": "m", "tokens": [1]}),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_every_route_says_when_to_come_back(
+    app: Any, route: str, body: dict[str, Any], wrapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(self: Any, **_: Any) -> AsyncIterator[str]:
+        error = no_replica(waited_s=1.0, retry_after_s=7.0)
+        raise RayTaskError("f", "", error).as_instanceof_cause() if wrapped else error
+        yield ""
+
+    monkeypatch.setattr(OpenAiIngress, "_get_response", lose)
+    answer = post(app, route, json=body)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "7")
+    message = "no replica could serve within 1.0 s: try again after 7 s"
+    assert answer.json() == {"error": {"message": message, "type": "NoReplicaError", "code": 503}}
