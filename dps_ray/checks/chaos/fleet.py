@@ -6,7 +6,8 @@ from dps_ray.fleet.admission import AdmissionOptions
 MODEL = "tiny"
 MAX_ONGOING = 64
 """Requests that one replica may hold."""
-REQUEST_TIMEOUT_S = 120
+REQUEST_TIMEOUT_S = 180
+"""Above the longest wait for a replica, so that a fleet without one says so itself."""
 BASE_KV_BYTES = 8 * 65536
 """Eight blocks of 32 tokens: a wave of requests asks for several times as much."""
 
@@ -63,8 +64,9 @@ def chaos_config(replicas: int, ranks: int) -> FleetConfig:
         "args": {
             "ingress": {
                 "num_replicas": 1,
-                # What the replicas hold, a full queue, and room for those that are shed from it.
-                "max_ongoing_requests": replicas * MAX_ONGOING + 2 * AdmissionOptions().max_waiting,
+                # What the replicas hold, a full queue and as many that pass it, and room for those
+                # that are shed.
+                "max_ongoing_requests": replicas * MAX_ONGOING + 3 * AdmissionOptions().max_waiting,
                 "ray_actor_options": {"num_cpus": 0},
             },
             "request_timeout_s": REQUEST_TIMEOUT_S,
