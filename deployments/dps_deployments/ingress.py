@@ -126,6 +126,11 @@ class DpsIngress(WrappedApp, OpenAiIngress):
                 f"priority is {priority}: this fleet serves in the order of arrival, until its "
                 "operator sets engine_kwargs.scheduling_policy to 'priority'"
             )
+        if priority < self._limits.min_priority:
+            raise bad_request(
+                f"priority is {priority}: at least {self._limits.min_priority} "
+                "(limits.min_priority), lower is sooner"
+            )
         return priority
 
     async def _with_retries(

@@ -14,6 +14,9 @@ from dps_ray.fleet.waiting import PriorityQueue, Ticket
 UNEVEN = 1.25
 """Several ingress replicas share the places; one that gets more requests may take so much more."""
 
+READMIT_PERIOD_S = 0.25
+"""How often the places are looked at again while requests wait: a new replica brings some."""
+
 
 def share_of(places: int, ingress_replicas: int) -> int:
     """Places on the replicas that one of so many ingress replicas may fill."""
@@ -49,6 +52,7 @@ class IngressQueue:
         self._queue = PriorityQueue()
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._aside = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._drain = DrainRate()
 
     @contextlib.asynccontextmanager
@@ -65,7 +69,7 @@ class IngressQueue:
         priority
             Lower is sooner.
         wait_s
-            Longest wait, seconds; ``None`` for no limit of its own.
+            Longest wait, seconds, where the operator's bound is not shorter.
 
         Raises
         ------
@@ -79,8 +83,9 @@ class IngressQueue:
             self._admit()
             for shed in self._queue.shed(self._figures().admission.max_waiting):
                 self._turn_away(shed)
+            limit_s = self._figures().admission.queue_wait_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(limit_s if wait_s is None else min(wait_s, limit_s)):
                     await waiter
             if not waiter.done() or waiter.cancelled():
                 raise self.refusal(self._queue.before(ticket))
@@ -127,6 +132,12 @@ class IngressQueue:
             waiter = self._waiters[ticket]
             if not waiter.done():
                 waiter.set_result(None)
+        if self._queue.waiting and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(READMIT_PERIOD_S, self._readmit)
+
+    def _readmit(self) -> None:
+        self._timer = None
+        self._admit()
 
     def _turn_away(self, ticket: Ticket) -> None:
         waiter = self._waiters[ticket]

@@ -49,6 +49,9 @@ class RequestLimits(BaseModel):
     """Prompts in one request."""
     max_choices: Count = 128
     """Prompts times ``n``."""
+    min_priority: Annotated[int, Field(ge=-(2**63), le=0)] = -(2**63)
+    """Most urgent priority a request may claim, lower is sooner. Urgent requests go before all
+    others for as long as there are any: bound it where clients are not trusted with that."""
     max_prompt_tokens: Count | None = None
     """Tokens of a prompt that is given as tokens. Default: the engine's ``max_model_len`` where the
     config gives it."""

@@ -238,7 +238,7 @@ def _relations(
 
 def _admission(where: str, fleet: FleetArgs, admission: AdmissionOptions) -> Iterator[str]:
     """The queue must be what is full first, and a refusal of its own must come first too."""
-    for name in ("full_wait_s", "no_replica_wait_s"):
+    for name in ("full_wait_s", "no_replica_wait_s", "queue_wait_s"):
         wait_s: float = getattr(admission, name)
         if wait_s >= fleet.request_timeout_s:
             yield (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from dps_deployments.beside import Beside
 from dps_deployments.ingress import ATTEMPTS, LOST_EVENTS, DpsIngress
+from dps_deployments.limits import RequestLimits
 from dps_deployments.refusals import (
     BadRequestError,
     OverloadedError,
@@ -68,6 +69,22 @@ def test_request_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.count == ATTEMPTS
     assert raised.value.status_code == 503
     assert raised.value.retry_after_s is not None
+
+
+def test_no_request_claims_to_be_more_urgent_than_the_operator_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Calls(monkeypatch, ["answer"])
+    limits = RequestLimits(min_priority=-3)
+
+    async def run(priority: int) -> Any:
+        ingress = make(priorities=True, limits=limits)
+        body = SimpleNamespace(priority=priority)
+        return await anext(ingress._get_response(body=body, call_method="chat"))
+
+    assert asyncio.run(run(-3)) == "answer"
+    with pytest.raises(BadRequestError, match=r"priority is -4: at least -3 \(limits"):
+        asyncio.run(run(-4))
 
 
 def test_stream_that_has_begun_ends_with_an_error_event_and_is_not_repeated(

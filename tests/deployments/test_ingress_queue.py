@@ -44,7 +44,7 @@ def scenario(
         async def main() -> None:
             await body(Clients(IngressQueue(lambda: beside, ingress_replicas, lambda: 0.0)))
 
-        asyncio.run(asyncio.wait_for(main(), 5.0))
+        asyncio.run(asyncio.wait_for(main(), 20.0))
 
     return run
 
@@ -108,6 +108,38 @@ def test_request_waits_no_longer_than_it_says() -> None:
         await clients.send("again", wait_s=0.02)
 
     scenario(figures(places=1))(body)
+
+
+def test_request_that_others_keep_overtaking_is_refused_in_the_operators_time() -> None:
+    admission = AdmissionOptions(queue_wait_s=0.05)
+
+    async def body(clients: Clients) -> None:
+        runs = clients.send("runs")
+        with pytest.raises(OverloadedError):
+            await clients.send("starves", priority=9)
+        with pytest.raises(OverloadedError):
+            await clients.send("asks for more", wait_s=60.0)
+        clients.end.set()
+        await runs
+
+    scenario(Beside(admission=admission, places=1))(body)
+
+
+def test_places_of_a_new_replica_are_filled_though_nobody_comes_or_leaves() -> None:
+    beside = figures(places=1)
+
+    async def body(clients: Clients) -> None:
+        tasks = [clients.send(str(n)) for n in range(3)]
+        await settle()
+        assert clients.through == ["0"]
+        beside.places = 2
+        while len(clients.through) < 2:
+            await asyncio.sleep(0.01)
+        assert clients.through == ["0", "1"]
+        clients.end.set()
+        await asyncio.gather(*tasks)
+
+    scenario(beside)(body)
 
 
 def test_retry_after_is_what_waits_over_the_rate_of_what_was_served_not_of_what_was_refused() -> (
