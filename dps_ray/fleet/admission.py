@@ -22,7 +22,7 @@ class AdmissionOptions(BaseModel):
     max_waiting: Annotated[int, Field(ge=0)] = 512
     """Most requests that may wait at one ingress replica for a place on the replicas. Beyond it the
     least urgent is shed, the youngest among equals."""
-    queue_wait_s: Seconds = 300.0
+    queue_wait_s: Seconds = 120.0
     """Longest wait in that queue, seconds: requests of low priority would starve there as long as
     more urgent ones keep coming. A request may ask for less with the header ``X-DPS-Wait-S``."""
     min_retry_after_s: Annotated[float, Field(ge=1.0)] = 2.0

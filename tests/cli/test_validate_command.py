@@ -83,7 +83,7 @@ FAULTS = [
     ),
     ("      max_ongoing_requests: 2048", "      max_ongoing_requests: 1280", "above 1280, the"),
     ("    request_timeout_s: 900", "    request_timeout_s: 120", "no_replica_wait_s (120)"),
-    ("    request_timeout_s: 900", "    request_timeout_s: 300", "admission.queue_wait_s (300)"),
+    ("    request_timeout_s: 900", "    request_timeout_s: 100", "admission.queue_wait_s (120)"),
     (
         "      leases: {ttl_s: 60}",
         "      admission: {min_retry_after_s: 90}",
