@@ -1,10 +1,12 @@
 """A running Serve instance as tests see it."""
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
+from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
@@ -18,6 +20,17 @@ class Cluster:
     """A running Serve instance."""
 
     url: str
+
+    def run(self, app: serve.Application, name: str, prefix: str) -> None:
+        """Deploy an application and wait until the proxy knows the way there.
+
+        Serve calls an application ready before its proxies have heard of it: they answer 404.
+        """
+        serve.run(app, name=name, route_prefix=prefix)
+        deadline_s = time.monotonic() + 30.0
+        while prefix not in httpx.get(f"{self.url}/-/routes", timeout=5.0).json():
+            assert time.monotonic() < deadline_s, f"the proxy never heard of {prefix}"
+            time.sleep(0.05)
 
     def status(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.url}/dps/status", timeout=5.0).raise_for_status().json())

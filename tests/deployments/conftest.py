@@ -20,7 +20,7 @@ from .statuses import IDLE
 HTTP_PORT = 48210
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     # A token file left behind by some other Ray would turn authentication on.
     os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -48,7 +48,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def fleet(cluster: Cluster) -> Iterator[Fleet]:
-    serve.run(cheap_app(), name="cheap", route_prefix="/cheap")
+    cluster.run(cheap_app(), "cheap", "/cheap")
 
     def live() -> list[str]:
         """Not those of a fleet before, which are forgotten slowly."""

@@ -17,7 +17,7 @@ DRAIN_S = 4.0
 def test_replica_that_is_stopped_says_so_before_it_is_gone(cluster: Cluster) -> None:
     """Nothing was ever sent to it, so no router knows it and its draining cannot be inferred."""
     app = cheap_app(num_replicas=1, graceful_shutdown_wait_loop_s=DRAIN_S)
-    serve.run(app, name="leaving", route_prefix="/leaving")
+    cluster.run(app, "leaving", "/leaving")
 
     def health() -> set[str]:
         return {entry["state"]["health"] for entry in cluster.replicas("leaving")}

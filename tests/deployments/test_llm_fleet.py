@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
 @pytest.fixture(scope="module")
 def api(cluster: Cluster) -> Iterator[httpx.Client]:
-    serve.run(build_fleet(llm_args()), name="llm", route_prefix="/")
+    cluster.run(build_fleet(llm_args()), "llm", "/")
     with httpx.Client(base_url=cluster.url, timeout=120.0) as client:
         yield client
     serve.delete("llm")

@@ -50,7 +50,7 @@ def app(cluster: Cluster) -> Iterator[Cluster]:
             },
         },
     )
-    serve.run(scaled, name=APP, route_prefix="/scaled")
+    cluster.run(scaled, APP, "/scaled")
     yield cluster
     serve.delete(APP)
 

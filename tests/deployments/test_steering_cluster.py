@@ -63,7 +63,7 @@ class App:
 @contextmanager
 def deployed(cluster: Cluster, name: str, router: dict[str, Any] | None) -> Iterator[App]:
     """The application, for the block."""
-    serve.run(cheap_app(router=router), name=name, route_prefix=f"/{name}")
+    cluster.run(cheap_app(router=router), name, f"/{name}")
     until(lambda: len(cluster.replicas(name)) == 2)
     ids = [entry["replica_id"] for entry in cluster.replicas(name)]
     app = App(cluster, name, {each: StatusPage.attach(page_key(each)) for each in ids})
