@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -20,7 +21,11 @@ def ask(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_every_rank_gets_the_least_any_rank_has(tmp_path: Path) -> None:
+def test_every_rank_gets_the_least_any_rank_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The spawned ranks import this module by its name, and inherit the path.
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     mp.spawn(ask, (str(tmp_path),), len(FREE_BYTES))
     told = [int((tmp_path / str(rank)).read_text()) for rank in range(len(FREE_BYTES))]
     assert told == [min(FREE_BYTES)] * 2
