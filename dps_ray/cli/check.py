@@ -4,9 +4,9 @@ import argparse
 import signal
 from pathlib import Path
 
-from dps_ray.checks.chaos.faults import Fault
-from dps_ray.checks.chaos.load import LoadOptions
-from dps_ray.checks.chaos_check import check_chaos
+from dps_ray.chaos.check import check_chaos
+from dps_ray.chaos.faults import Fault
+from dps_ray.chaos.load import LoadOptions
 from dps_ray.checks.engine_check import check_engine
 from dps_ray.checks.memory_check import check_memory
 from dps_ray.cli.output import add_json_flag, finish, say

@@ -1,7 +1,7 @@
 """Who owns each physical unit of the shared region: Algorithm 1's bookkeeping.
 
 The ledger decides nothing by itself and knows no clock. Every method keeps the invariants that
-``check_integrity`` states, or raises ``LedgerError`` before it changes anything.
+``check_ledger`` states, or raises ``LedgerError`` before it changes anything.
 """
 
 from collections import OrderedDict
@@ -10,7 +10,6 @@ from typing import Literal
 
 from dps_ray.commands import RestoreTask
 from dps_ray.modes import Mode
-from dps_ray.scheduling.ledger_integrity import check_ledger
 from dps_ray.scheduling.packing import FullestFirst
 from dps_ray.scheduling.states import LedgerError, Lend, SegmentState, UnitState
 
@@ -233,16 +232,6 @@ class UnitLedger:
         del self._restoring[task.unit]
         self._detach(task.unit)
         return True
-
-    def check_integrity(self) -> None:
-        """Verify every invariant in linear time; tests call it after each operation.
-
-        Raises
-        ------
-        LedgerError
-            A sentence that names the unit or segment and what is wrong with it.
-        """
-        check_ledger(self)
 
     # -- internals --------------------------------------------------------------------------------
 

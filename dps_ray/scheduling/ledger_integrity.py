@@ -1,14 +1,10 @@
 """The invariants of the unit ledger, each with the sentence that says how it is broken."""
 
-from typing import TYPE_CHECKING
-
+from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.states import LedgerError, SegmentState, UnitState
 
-if TYPE_CHECKING:
-    from dps_ray.scheduling.ledger import UnitLedger
 
-
-def check_ledger(ledger: "UnitLedger") -> None:
+def check_ledger(ledger: UnitLedger) -> None:
     """Verify every invariant in linear time.
 
     Raises
@@ -37,7 +33,7 @@ def check_ledger(ledger: "UnitLedger") -> None:
         raise LedgerError(f"epochs of open restores do not grow: {epochs}")
 
 
-def _check_unit(ledger: "UnitLedger", unit: int) -> None:
+def _check_unit(ledger: UnitLedger, unit: int) -> None:
     state, used, segment = ledger._state[unit], ledger._used[unit], ledger._segment[unit]
     if segment is not None and used:
         raise LedgerError(f"unit {unit} holds segment {segment} and {used} live blocks")

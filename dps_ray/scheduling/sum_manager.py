@@ -18,6 +18,7 @@ from dps_ray.scheduling.compaction import Compaction
 from dps_ray.scheduling.counters import Counters
 from dps_ray.scheduling.layers import LayerReturn, LayerSegments
 from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.ledger_integrity import check_ledger
 from dps_ray.scheduling.orders import PendingOrders
 from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure, SwitchLimits, SwitchPolicy
@@ -276,7 +277,7 @@ class SumManager:
         LedgerError
             A sentence on the broken invariant.
         """
-        self.ledger.check_integrity()
+        check_ledger(self.ledger)
         self._orders.check_integrity(self.ledger)
 
     # -- internals --------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ import pytest
 from dps_deployments.app import build_fleet
 from ray import serve
 
-from dps_ray.checks.chaos.faults import Fault
-from dps_ray.checks.chaos.load import LoadOptions
-from dps_ray.checks.chaos.run import Target, run_chaos
-from dps_ray.checks.chaos.verdict import table
+from dps_ray.chaos.faults import Fault
+from dps_ray.chaos.load import LoadOptions
+from dps_ray.chaos.run import Target, run_chaos
+from dps_ray.chaos.verdict import table
 from dps_ray.fleet.admission import AdmissionOptions
 
 from .cluster import Cluster

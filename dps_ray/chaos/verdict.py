@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dps_ray.checks.chaos.faults import Fault, Kill
-from dps_ray.checks.chaos.load import Ending, Record
-from dps_ray.checks.chaos.watch import Restores
+from dps_ray.chaos.faults import Fault, Kill
+from dps_ray.chaos.load import Ending, Record
+from dps_ray.chaos.watch import Restores
 from dps_ray.report import Report
 
 OUT_OF_ROUTING_S = 1.0

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dps_ray.checks.chaos.faults import Fault
-from dps_ray.checks.chaos.fleet import MODEL, chaos_config
-from dps_ray.checks.chaos.load import LoadOptions
-from dps_ray.checks.chaos.run import Target, run_chaos
-from dps_ray.checks.chaos.verdict import table
+from dps_ray.chaos.faults import Fault
+from dps_ray.chaos.fleet import MODEL, chaos_config
+from dps_ray.chaos.load import LoadOptions
+from dps_ray.chaos.run import Target, run_chaos
+from dps_ray.chaos.verdict import table
 from dps_ray.demo.fleet import running_fleet
 from dps_ray.demo.processes import descendants
 from dps_ray.models.tiny import make_tiny

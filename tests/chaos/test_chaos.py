@@ -11,12 +11,12 @@ import pytest
 import yaml
 from dps_deployments.validation import validate_file
 
-from dps_ray.checks.chaos import run as chaos_run
-from dps_ray.checks.chaos.faults import Fault, Kill, titled
-from dps_ray.checks.chaos.fleet import chaos_config
-from dps_ray.checks.chaos.load import Ending, Load, LoadOptions, Record
-from dps_ray.checks.chaos.verdict import Aftermath, judge, share_out
-from dps_ray.checks.chaos.watch import Restores, Sight, Watch, sight_of
+from dps_ray.chaos import run as chaos_run
+from dps_ray.chaos.faults import Fault, Kill, titled
+from dps_ray.chaos.fleet import chaos_config
+from dps_ray.chaos.load import Ending, Load, LoadOptions, Record
+from dps_ray.chaos.verdict import Aftermath, judge, share_out
+from dps_ray.chaos.watch import Restores, Sight, Watch, sight_of
 from dps_ray.report import Report
 
 CHUNK = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'

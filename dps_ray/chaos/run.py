@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from dps_ray.checks.chaos.faults import Fault, find, kill_one, title_of
-from dps_ray.checks.chaos.load import Load, LoadOptions
-from dps_ray.checks.chaos.verdict import Aftermath, judge, share_out
-from dps_ray.checks.chaos.watch import Sight, Watch
+from dps_ray.chaos.faults import Fault, find, kill_one, title_of
+from dps_ray.chaos.load import Load, LoadOptions
+from dps_ray.chaos.verdict import Aftermath, judge, share_out
+from dps_ray.chaos.watch import Sight, Watch
 from dps_ray.report import Report
 
 POLL_S = 0.05
