@@ -20,7 +20,7 @@ from .statuses import IDLE
 HTTP_PORT = 48210
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     # A token file left behind by some other Ray would turn authentication on.
     os.environ["RAY_AUTH_MODE"] = "disabled"
