@@ -65,7 +65,10 @@ def test_restore_under_load_starts_slowly_and_settles_below_what_is_allowed() ->
     for _ in range(20):
         busy.step(restoring=False)
     taken_s = [busy.step(restoring=True) for _ in range(300)]
-    assert max(taken_s[:8]) < 1.05 * busy.step_s, "the first steps are stretched too much"
+    piece_s = busy.stretch * busy.piece / LINK_BYTES_PER_S
+    first_s = sum(taken_s[:8]) / 8
+    assert first_s < 1.05 * busy.step_s, "the first steps are stretched too much"
+    assert max(taken_s[:8]) < 1.05 * busy.step_s + piece_s, "a step holds a piece too many"
     settled = sum(taken_s[100:]) / 200 / busy.step_s - 1
     assert 0.01 < settled < 0.05
     assert max(taken_s) < 1.1 * busy.step_s
@@ -197,7 +200,7 @@ def test_a_paced_restore_copies_several_pieces_a_step_and_an_idle_one_whole_chun
         busy.step(restoring=True)
     rate, piece = busy.pacer.rate_bytes_per_s, busy.pacer.piece_bytes(CHUNK_BYTES)
     assert rate is not None
-    assert 3.5 <= rate * busy.step_s / piece < 6
+    assert 1.75 <= rate * busy.step_s / piece < 3
     assert busy.pacer.piece_bytes(4096) == 4096, "too small to be split"
     busy.clock[0] += 2.0
     assert busy.pacer.piece_bytes(CHUNK_BYTES) == CHUNK_BYTES
