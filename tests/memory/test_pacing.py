@@ -45,6 +45,10 @@ class Replica:
         self.pacer.note_step(duration_s, copied > 0, load, full_share)
         return duration_s
 
+    def run(self, steps: int, *, restoring: bool) -> None:
+        for _ in range(steps):
+            self.step(restoring=restoring)
+
 
 def replica(stretch: float = 0.6, max_inflation: float = 0.05, floor: float = 64e6) -> Replica:
     clock = [100.0]
@@ -62,8 +66,7 @@ def test_an_idle_replica_restores_without_delay() -> None:
 
 def test_restore_under_load_starts_slowly_and_settles_below_what_is_allowed() -> None:
     busy = replica()
-    for _ in range(20):
-        busy.step(restoring=False)
+    busy.run(20, restoring=False)
     taken_s = [busy.step(restoring=True) for _ in range(300)]
     piece_s = busy.stretch * busy.piece / LINK_BYTES_PER_S
     first_s = sum(taken_s[:8]) / 8
@@ -76,13 +79,10 @@ def test_restore_under_load_starts_slowly_and_settles_below_what_is_allowed() ->
 
 def test_the_next_restore_begins_at_the_rate_that_was_good_for_the_last() -> None:
     busy = replica()
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(100):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(100, restoring=True)
     rate = busy.pacer.rate_bytes_per_s
-    for _ in range(50):
-        busy.step(restoring=False)
+    busy.run(50, restoring=False)
     busy.clock[0] += 60.0
     busy.step(restoring=True)
     assert busy.pacer.rate_bytes_per_s == rate
@@ -90,10 +90,8 @@ def test_the_next_restore_begins_at_the_rate_that_was_good_for_the_last() -> Non
 
 def test_one_slow_step_in_a_few_does_not_slow_the_restore() -> None:
     busy = replica()
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(100):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(100, restoring=True)
     rate = busy.pacer.rate_bytes_per_s
     assert rate is not None
     for index in range(64):
@@ -104,26 +102,20 @@ def test_one_slow_step_in_a_few_does_not_slow_the_restore() -> None:
 
 def test_a_sudden_stretch_is_met_before_a_judgement_is_due() -> None:
     busy = replica(stretch=0.05)
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(100):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(100, restoring=True)
     rate = busy.pacer.rate_bytes_per_s or LINK_BYTES_PER_S
     busy.stretch = 1.0
-    for _ in range(3):
-        busy.step(restoring=True)
+    busy.run(3, restoring=True)
     assert (busy.pacer.rate_bytes_per_s or LINK_BYTES_PER_S) <= 0.5 * rate
 
 
 def test_a_restore_that_disturbs_nobody_runs_at_link_rate() -> None:
     busy = replica(stretch=0.01)
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(50):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(50, restoring=True)
     start_s, copied = busy.clock[0], busy.copied
-    for _ in range(100):
-        busy.step(restoring=True)
+    busy.run(100, restoring=True)
     rate = (busy.copied - copied) / (busy.clock[0] - start_s)
     assert rate > 0.9 * LINK_BYTES_PER_S
     assert busy.pacer.rate_bytes_per_s is None
@@ -132,10 +124,8 @@ def test_a_restore_that_disturbs_nobody_runs_at_link_rate() -> None:
 def test_the_rate_never_falls_below_the_floor() -> None:
     floor = 500e6
     busy = replica(stretch=0.9, floor=floor)
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(100):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(100, restoring=True)
     assert busy.pacer.rate_bytes_per_s == floor
     busy.pacer.next_delay_s(CHUNK_BYTES)
     assert busy.pacer.next_delay_s(CHUNK_BYTES) == pytest.approx(CHUNK_BYTES / floor)
@@ -143,23 +133,18 @@ def test_the_rate_never_falls_below_the_floor() -> None:
 
 def test_the_rate_recovers_when_copying_stops_disturbing() -> None:
     busy = replica()
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(100):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(100, restoring=True)
     assert busy.pacer.rate_bytes_per_s is not None
     busy.stretch = 0.0
-    for _ in range(100):
-        busy.step(restoring=True)
+    busy.run(100, restoring=True)
     assert busy.pacer.rate_bytes_per_s is None
 
 
 def test_a_paced_restore_runs_freely_once_the_load_has_gone() -> None:
     busy = replica()
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(50):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(50, restoring=True)
     busy.pacer.next_delay_s(CHUNK_BYTES)
     assert busy.pacer.next_delay_s(CHUNK_BYTES) > 0
     busy.clock[0] += 2.0
@@ -181,10 +166,8 @@ def test_larger_steps_are_not_taken_for_inflation() -> None:
 
 def test_cancelled_waits_do_not_add_up() -> None:
     busy = replica(floor=1e6)
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(50):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(50, restoring=True)
     rate = busy.pacer.rate_bytes_per_s
     assert rate is not None
     for _ in range(100):
@@ -194,10 +177,8 @@ def test_cancelled_waits_do_not_add_up() -> None:
 def test_a_paced_restore_copies_several_pieces_a_step_and_an_idle_one_whole_chunks() -> None:
     busy = replica()
     assert busy.pacer.piece_bytes(CHUNK_BYTES) == CHUNK_BYTES
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(50):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(50, restoring=True)
     rate, piece = busy.pacer.rate_bytes_per_s, busy.pacer.piece_bytes(CHUNK_BYTES)
     assert rate is not None
     assert 1.75 <= rate * busy.step_s / piece < 3
@@ -208,14 +189,11 @@ def test_a_paced_restore_copies_several_pieces_a_step_and_an_idle_one_whole_chun
 
 def test_the_link_is_measured_while_the_rate_is_held_down() -> None:
     busy = replica()
-    for _ in range(20):
-        busy.step(restoring=False)
-    for _ in range(20):
-        busy.step(restoring=True)
+    busy.run(20, restoring=False)
+    busy.run(20, restoring=True)
     assert busy.pacer.rate_bytes_per_s is not None
     busy.stretch = 0.0
-    for _ in range(200):
-        busy.step(restoring=True)
+    busy.run(200, restoring=True)
     assert busy.pacer.rate_bytes_per_s is None, "the rate reached the link's own"
 
 
