@@ -1,5 +1,7 @@
 """The fleet that is hurt: tiny elastic engines, two ranks each, behind the real Serve stack."""
 
+from typing import Any
+
 from dps_ray.demo.serve_config import BUILDER, FleetConfig
 from dps_ray.fleet.admission import AdmissionOptions
 
@@ -10,6 +12,46 @@ REQUEST_TIMEOUT_S = 180
 """Above the longest wait for a replica, so that a fleet without one says so itself."""
 BASE_KV_BYTES = 8 * 65536
 """Eight blocks of 32 tokens: a wave of requests asks for several times as much."""
+
+
+def tiny_llm_config(
+    source: str, *, engine: dict[str, Any], deployment: dict[str, Any]
+) -> dict[str, Any]:
+    """``llm_config`` of elastic engines on a CPU that go fast and come back within a test.
+
+    Parameters
+    ----------
+    source
+        Folder of the model.
+    engine, deployment
+        What is added to ``engine_kwargs`` and ``deployment_config``.
+    """
+    return {
+        "model_loading_config": {"model_id": MODEL, "model_source": source},
+        "accelerator_config": {"kind": "cpu"},
+        "placement_group_config": {"bundles": [{"CPU": 1}]},
+        "runtime_env": {
+            "env_vars": {
+                "OMP_NUM_THREADS": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "HF_HUB_OFFLINE": "1",
+            }
+        },
+        "engine_kwargs": {
+            "enforce_eager": True,
+            "max_model_len": 256,
+            "max_num_seqs": 16,
+            "block_size": 32,
+            "quantization": "dps",
+            "additional_config": {"dps": {"min_fast_dwell_s": 0.0}},
+            **engine,
+        },
+        "deployment_config": {
+            "ray_actor_options": {"num_cpus": 0},
+            "health_check_period_s": 1,
+            **deployment,
+        },
+    }
 
 
 def chaos_config(replicas: int, ranks: int) -> FleetConfig:
@@ -27,36 +69,19 @@ def chaos_config(replicas: int, ranks: int) -> FleetConfig:
         "route_prefix": "/dps",
         "import_path": "dps_deployments.app:build_controller",
     }
-    llm_config = {
-        "model_loading_config": {"model_id": MODEL, "model_source": ""},
-        "accelerator_config": {"kind": "cpu"},
-        "placement_group_config": {"bundles": [{"CPU": 1}]},
-        "runtime_env": {
-            "env_vars": {
-                "OMP_NUM_THREADS": "1",
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                "HF_HUB_OFFLINE": "1",
-            }
-        },
-        "engine_kwargs": {
-            "enforce_eager": True,
-            "max_model_len": 256,
-            "max_num_seqs": 16,
-            "block_size": 32,
+    llm_config = tiny_llm_config(
+        "",
+        engine={
             "tensor_parallel_size": ranks,
             "kv_cache_memory_bytes": BASE_KV_BYTES // ranks,
-            "quantization": "dps",
-            "additional_config": {"dps": {"min_fast_dwell_s": 0.0}},
         },
-        "deployment_config": {
+        deployment={
             "num_replicas": replicas,
             "max_ongoing_requests": MAX_ONGOING,
-            "ray_actor_options": {"num_cpus": 0},
-            "health_check_period_s": 1,
             "health_check_timeout_s": 30,
             "graceful_shutdown_timeout_s": 20,
         },
-    }
+    )
     fleet = {
         "name": "llm",
         "route_prefix": "/",

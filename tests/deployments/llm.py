@@ -5,13 +5,13 @@ from typing import Any
 
 import httpx
 
+from dps_ray.chaos.fleet import MODEL, tiny_llm_config
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import make_tiny
 
 from .cheap import CONTROLLER_APP
 from .cluster import Cluster
 
-MODEL = "tiny"
 MAX_BODY_BYTES = 65536
 BASE_KV_BYTES = 16 * 65536
 """Sixteen blocks of 32 tokens: five requests of four blocks do not fit."""
@@ -23,34 +23,11 @@ def llm_args() -> dict[str, Any]:
     args: dict[str, Any] = {
         "controller_app": CONTROLLER_APP,
         "limits": {"max_body_bytes": MAX_BODY_BYTES},
-        "llm_config": {
-            "model_loading_config": {"model_id": MODEL, "model_source": str(folder)},
-            "accelerator_config": {"kind": "cpu"},
-            "placement_group_config": {"bundles": [{"CPU": 1}]},
-            "runtime_env": {
-                "env_vars": {
-                    "OMP_NUM_THREADS": "1",
-                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                    "HF_HUB_OFFLINE": "1",
-                }
-            },
-            "engine_kwargs": {
-                "enforce_eager": True,
-                "max_model_len": 256,
-                "max_num_seqs": 16,
-                "scheduling_policy": "priority",
-                "block_size": 32,
-                "kv_cache_memory_bytes": BASE_KV_BYTES,
-                "quantization": "dps",
-                "additional_config": {"dps": {"min_fast_dwell_s": 0.0}},
-            },
-            "deployment_config": {
-                "num_replicas": 2,
-                "max_ongoing_requests": 12,
-                "ray_actor_options": {"num_cpus": 0},
-                "health_check_period_s": 1,
-            },
-        },
+        "llm_config": tiny_llm_config(
+            str(folder),
+            engine={"scheduling_policy": "priority", "kv_cache_memory_bytes": BASE_KV_BYTES},
+            deployment={"num_replicas": 2, "max_ongoing_requests": 12},
+        ),
         "ingress": {
             "num_replicas": 1,
             "max_ongoing_requests": 64,
