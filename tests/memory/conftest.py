@@ -12,6 +12,8 @@ from dps_ray.memory.geometry import plan_geometry
 from dps_ray.memory.host_driver import HostDriver
 from dps_ray.memory.region import Binding, SharedRegion
 
+from .stepped import Bench, MakeBench, SteppedDriver
+
 BLOCK_BYTES = 2048
 UNIT_BYTES = 8192
 
@@ -90,3 +92,16 @@ def build() -> Iterator[BuildRig]:
 def builder() -> BuildRig:
     """``build_rig`` itself, for tests that close what they build."""
     return build_rig
+
+
+@pytest.fixture
+def bench(build: BuildRig) -> Iterator[MakeBench]:
+    with ExitStack() as cleanup:
+
+        def make(binding: str = "fixed", verify: bool = True) -> Bench:
+            driver = SteppedDriver()
+            made = Bench(build(binding, driver=driver), driver.stepped, verify)
+            cleanup.callback(made.worker.stop)
+            return made
+
+        yield make

@@ -4,137 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from dps_ray.commands import RestoreTask
-from dps_ray.memory.checksum import checksum64
-from dps_ray.memory.driver import Executor, Fence, VmmError
-from dps_ray.memory.host_driver import HostDriver, HostExecutor
+from dps_ray.memory.driver import Fence
 from dps_ray.memory.pacing import Pacer
-from dps_ray.memory.restore import RestoreWorker
 from dps_ray.memory.restore_result import RestoreResult
 
+from .stepped import (
+    TIMEOUT_S,
+    Bench,
+    Gate,
+    MakeBench,
+    SteppedDriver,
+    SteppedExecutor,
+)
+
 if TYPE_CHECKING:
-    from conftest import BuildRig, Rig
-
-TIMEOUT_S = 20.0
-
-
-class Gate:
-    """A fence that a test opens."""
-
-    def __init__(self, *, is_open: bool = False) -> None:
-        self.waiting = threading.Event()
-        self.opened = threading.Event()
-        if is_open:
-            self.opened.set()
-
-    def wait(self) -> None:
-        self.waiting.set()
-        assert self.opened.wait(TIMEOUT_S)
-
-
-OPEN = Gate(is_open=True)
-
-
-class SteppedExecutor(HostExecutor):
-    """Copies for real, but stops before a chosen copy until the test lets it go on."""
-
-    def __init__(self) -> None:
-        self.copies = 0
-        self.stop_before: int | None = None
-        self.reached = threading.Event()
-        self.go_on = threading.Event()
-        self.damage_next = False
-        self.refuse_next = False
-
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        self.copies += 1
-        if self.copies == self.stop_before:
-            self.reached.set()
-            assert self.go_on.wait(TIMEOUT_S)
-        if self.refuse_next:
-            self.refuse_next = False
-            raise VmmError("copy", f"{source.numel()} bytes", "link down")
-        super().copy(destination, source)
-
-    def copy_summed(
-        self, destination: torch.Tensor, source: torch.Tensor, first_row: int
-    ) -> int | None:
-        """Sums what is stored, on its way, as the real one does."""
-        if self.damage_next:
-            self.damage_next = False
-            source = source.clone()
-            source[source.numel() // 2] ^= 1
-        self.copy(destination, source)
-        return checksum64(source.numpy(), first_row)
-
-
-class SteppedDriver(HostDriver):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stepped = SteppedExecutor()
-
-    @property
-    def transfer(self) -> Executor:
-        return self.stepped
-
-
-class Bench:
-    """A rig in fast mode with all units lent, and a worker on it."""
-
-    def __init__(self, rig: Rig, executor: SteppedExecutor, verify: bool) -> None:
-        self.rig, self.executor = rig, executor
-        self.results: list[RestoreResult] = []
-        self.epoch = 0
-        rig.region.upload_all()
-        executor.copies = 0
-        for unit in range(rig.region.geometry.num_units):
-            rig.region.unit_kv_view(unit).fill_(0xAB)
-        self.worker = RestoreWorker(
-            rig.region,
-            pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=1e6),
-            chunk_bytes=4096,
-            verify=verify,
-            on_done=self.results.append,
-        )
-
-    def submit(self, segment: int, gate: Gate = OPEN, unit: int | None = None) -> RestoreTask:
-        self.epoch += 1
-        task = RestoreTask(segment if unit is None else unit, segment, self.epoch)
-        self.worker.submit(task, gate)
-        return task
-
-    def settle(self) -> None:
-        assert self.worker.wait_idle(TIMEOUT_S)
-
-    def untouched(self, unit: int) -> bool:
-        return bool((self.rig.region.unit_kv_view(unit) == 0xAB).all())
-
-    def in_place(self, segment: int) -> bool:
-        region = self.rig.region
-        return torch.equal(region.segment_view(segment), region.backup.segment(segment))
-
-
-MakeBench = Callable[..., Bench]
-
-
-@pytest.fixture
-def bench(build: BuildRig) -> Iterator[MakeBench]:
-    with ExitStack() as cleanup:
-
-        def make(binding: str = "fixed", verify: bool = True) -> Bench:
-            driver = SteppedDriver()
-            made = Bench(build(binding, driver=driver), driver.stepped, verify)
-            cleanup.callback(made.worker.stop)
-            return made
-
-        yield make
+    from conftest import BuildRig
 
 
 def test_all_segments_come_back_verified_and_in_order(bench: MakeBench) -> None:
@@ -225,67 +114,6 @@ def test_cancel_of_a_finished_restore_changes_nothing(bench: MakeBench) -> None:
     made.worker.cancel(task)
     assert made.in_place(0)
     assert made.worker.counters().cancelled == 0
-
-
-def hold_after(made: Bench, chunks: int) -> RestoreTask:
-    """Begin a restore and hold it once ``chunks`` of its chunks have been copied."""
-    made.executor.stop_before = chunks
-    task = made.submit(0)
-    assert made.executor.reached.wait(TIMEOUT_S)
-    made.worker.hold(True)
-    made.executor.go_on.set()
-    assert not made.worker.wait_idle(0.05)
-    assert made.executor.copies == chunks
-    return task
-
-
-def test_a_held_restore_goes_on_where_it_stood_and_every_byte_is_verified(bench: MakeBench) -> None:
-    made = bench()
-    nbytes = made.rig.region.segment_view(0).numel()
-    hold_after(made, 1)
-    made.worker.hold(False)
-    made.settle()
-    (result,) = made.results
-    assert (result.ok, result.nbytes, result.resumed_bytes) == (True, nbytes, 4096)
-    assert made.worker.counters().bytes == nbytes, "bytes were copied twice"
-    assert made.in_place(0)
-
-
-def test_damage_before_a_hold_is_found_after_it(bench: MakeBench) -> None:
-    made = bench()
-    made.executor.damage_next = True
-    hold_after(made, 1)
-    made.worker.hold(False)
-    made.settle()
-    assert not made.results[0].ok
-
-
-def test_a_stray_write_during_a_hold_is_found_after_it(bench: MakeBench) -> None:
-    made = bench()
-    hold_after(made, 1)
-    made.rig.region.segment_view(0)[7] ^= 1
-    made.worker.hold(False)
-    made.settle()
-    assert not made.results[0].ok
-
-
-def test_a_held_restore_whose_unit_is_stolen_starts_from_nothing(bench: MakeBench) -> None:
-    made = bench()
-    made.worker.cancel(hold_after(made, 1))
-    made.rig.region.unit_kv_view(0).fill_(0x11)
-    made.submit(0)
-    made.worker.hold(False)
-    made.settle()
-    (result,) = made.results
-    assert (result.ok, result.resumed_bytes) == (True, 0)
-    assert made.in_place(0)
-
-
-def test_a_held_restore_can_be_stopped(bench: MakeBench) -> None:
-    made = bench()
-    hold_after(made, 1)
-    made.worker.stop()
-    assert made.results == []
 
 
 def test_cancel_ends_a_pacing_delay(bench: MakeBench) -> None:
