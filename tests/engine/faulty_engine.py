@@ -6,6 +6,7 @@ Run in a process of its own, as all engines of the tests: ``faulty_engine.py MOD
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -84,8 +85,10 @@ def burst(running: Engine) -> None:
     running.finish(running.start(prompts(12, 160, 160), 40))
 
 
-def step_until(running: Engine, condition: Callable[[], bool], steps: int = 20_000) -> bool:
-    for _ in range(steps):
+def step_until(running: Engine, condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    """Step in a bound of time, since an idle engine steps far faster than its retries pause."""
+    give_up_at_s = time.monotonic() + limit_s
+    while time.monotonic() < give_up_at_s:
         if condition():
             return True
         running.step()

@@ -52,6 +52,7 @@ def test_what_stays_broken_keeps_the_replica_in_fast_mode_with_right_answers(
     lived: dict[str, Any], fault: str, said: str
 ) -> None:
     found = lived[fault]
+    assert found["ended"]
     assert found["lent"] > 0
     assert found["mode"] == "fast"
     assert "gave up after 5 attempts" in found["fault"]
