@@ -84,12 +84,15 @@ class DpsGpuWorker(ElasticWorker, stock_worker.Worker):
         # Before anything of this step is launched: the command's fence is everything launched.
         rank.apply(command)
         redirect(self.model_runner, command.move)
-        tokens = scheduler_output.total_num_scheduled_tokens
-        if not tokens:
-            return super().execute_model(scheduler_output)
-        self.model_runner.capture_missed()
         for done in self._timer.finished():
             rank.count_step(*done)
+        tokens = scheduler_output.total_num_scheduled_tokens
+        if not tokens:
+            if not self._timer.running:
+                rank.count_idle_step()
+            return super().execute_model(scheduler_output)
+        self.model_runner.capture_missed()
+        rank.begin_step()
         with self._timer.step(tokens, rank.full_share):
             return super().execute_model(scheduler_output)
 
@@ -108,6 +111,11 @@ class StepTimer:
         yield
         end.record()
         self._running.append((start, end, tokens, full_share))
+
+    @property
+    def running(self) -> int:
+        """Passes that had not ended when ``finished`` was last asked."""
+        return len(self._running)
 
     def finished(self) -> list[tuple[float, int, float]]:
         """Seconds, tokens and share of full layers of passes ended since the last call."""

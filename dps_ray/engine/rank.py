@@ -145,11 +145,21 @@ class Rank:
             return 1.0
         return len(self._full_layers) / len(self._layers) if self._layers else 0.0
 
+    def begin_step(self) -> None:
+        """Announce a forward pass to the restore's pacing."""
+        assert self.memory is not None
+        self.memory.begin_step()
+
     def count_step(self, duration_s: float, tokens: int, full_share: float) -> None:
         """Feed a finished forward pass to the restore's pacing and to the counters."""
         assert self.memory is not None
         self.memory.note_step(duration_s, tokens, full_share)
         self._section["fast_steps" if full_share < 1.0 else "full_steps"] += 1
+
+    def count_idle_step(self) -> None:
+        """Tell the restore's pacing that nothing is computed: it may have the whole link."""
+        assert self.memory is not None
+        self.memory.note_step(0.0, 0)
 
     @property
     def graph_mode(self) -> Mode:

@@ -63,7 +63,9 @@ class DpsCpuWorker(ElasticWorker, cpu_worker.CPUWorker):
         redirect(self.model_runner, scheduler_output.dps.move)
         tokens = scheduler_output.total_num_scheduled_tokens
         if not tokens:
+            rank.count_idle_step()
             return super().execute_model(scheduler_output)
+        rank.begin_step()
         began_s = time.monotonic()
         output = super().execute_model(scheduler_output)
         rank.count_step(time.monotonic() - began_s, tokens, rank.full_share)

@@ -70,6 +70,10 @@ class MemoryManager:
         for task in command.restore:
             self._worker.submit(task, fence)
 
+    def begin_step(self) -> None:
+        """Tell the pacing that a forward pass is about to be launched."""
+        self._pacer.begin_step()
+
     def note_step(self, duration_s: float, load: int | None, full_share: float = 0.0) -> None:
         """Tell the pacing how long a forward pass took, seconds, how large it was (tokens), and
         what share of the layers it ran in full precision."""

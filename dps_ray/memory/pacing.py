@@ -76,6 +76,12 @@ class Pacer:
         with self._lock:
             return self._rate()
 
+    def begin_step(self) -> None:
+        """Slow down before the first step after a rest ends, not behind it."""
+        with self._lock:
+            wait_s = max(self._idle_after_s, 2 * self._step_s)
+            self._busy_until = max(self._busy_until, self._clock() + wait_s)
+
     def note_step(
         self, duration_s: float, restoring: bool, load: int | None, full_share: float = 0.0
     ) -> None:

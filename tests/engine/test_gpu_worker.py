@@ -80,7 +80,11 @@ def test_command_is_obeyed_before_anything_of_its_step_is_launched(
 ) -> None:
     log: list[Any] = []
     rank = SimpleNamespace(
-        full_share=0.25, apply=log.append, count_step=lambda *done: log.append(done)
+        full_share=0.25,
+        apply=log.append,
+        begin_step=lambda: log.append("begin"),
+        count_step=lambda *done: log.append(done),
+        count_idle_step=lambda: log.append("idle"),
     )
     monkeypatch.setattr(ranks, "current", lambda: rank)
     monkeypatch.setattr(
@@ -88,15 +92,19 @@ def test_command_is_obeyed_before_anything_of_its_step_is_launched(
     )
     worker, command = Worker(log), StepCommand(mode=Mode.FAST)
     step = SimpleNamespace(dps=command, total_num_scheduled_tokens=5)
+    idle_step = SimpleNamespace(dps=command, total_num_scheduled_tokens=0)
     worker.execute_model(step)
-    assert log == [command, "capture", "launch"]
+    assert log == [command, "capture", "begin", "launch"]
+    log.clear()
+    worker.execute_model(idle_step)
+    assert log == [command, "launch"], "not idle while a step still runs"
     Event.ended = True
     log.clear()
-    worker.execute_model(SimpleNamespace(dps=command, total_num_scheduled_tokens=0))
-    assert log == [command, "launch"], "an idle step captures nothing and is not timed"
+    worker.execute_model(idle_step)
+    assert log == [command, (0.008, 5, 0.25), "idle", "launch"], "the load's last step comes first"
     log.clear()
     worker.execute_model(step)
-    assert log == [command, "capture", (0.008, 5, 0.25), "launch"]
+    assert log == [command, "capture", "begin", "launch"]
 
 
 @pytest.mark.parametrize(

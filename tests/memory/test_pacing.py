@@ -152,6 +152,17 @@ def test_a_paced_restore_runs_freely_once_the_load_has_gone() -> None:
     assert busy.pacer.next_delay_s(CHUNK_BYTES) == 0.0
 
 
+def test_the_first_step_after_a_rest_is_paced_from_its_start() -> None:
+    busy = replica()
+    busy.run(20, restoring=False)
+    busy.run(50, restoring=True)
+    busy.pacer.note_step(0.0, restoring=False, load=0)
+    assert busy.pacer.next_delay_s(CHUNK_BYTES) == 0.0
+    busy.pacer.begin_step()
+    busy.pacer.next_delay_s(CHUNK_BYTES)
+    assert busy.pacer.next_delay_s(CHUNK_BYTES) > 0
+
+
 def test_larger_steps_are_not_taken_for_inflation() -> None:
     busy = replica(stretch=0.0)
     for _ in range(20):
