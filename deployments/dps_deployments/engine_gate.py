@@ -7,7 +7,7 @@ from typing import Any
 
 from dps_deployments.origins import FullModeMissedError, observed, tell_origins
 from dps_deployments.refusals import bad_request, precision_unavailable, replica_lost
-from dps_deployments.requests import PRECISION_FIELD, WAIT_FIELD, floor_of, wait_of
+from dps_deployments.requests import PRECISION_FIELD, floor_of, leave_wait, wait_of
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.modes import Floor, Mode
 
@@ -55,10 +55,10 @@ class EngineGate:
             try:
                 if floor is Floor.FULL:
                     _refuse_beams(request)
-                    left_s = await self._wait_for_full(wait_of(headers))
+                    left_s = await self._wait_for_full(wait_of(request, headers))
                     # The engine may go fast before it takes the request in: the rest of the wait
                     # goes with it.
-                    request.vllm_xargs[WAIT_FIELD] = left_s
+                    leave_wait(request, left_s)
                 async for response in tell_origins(method(request, raw_request_info)):
                     if client.errored and _is_error(response):
                         raise replica_lost("the engine has ended")
@@ -76,8 +76,7 @@ class EngineGate:
     async def _wait_for_full(self, asked_s: float | None) -> float:
         """Wait until the engine is in full mode; how much longer the request may wait, seconds."""
         options = self._read_options()
-        limit_s = options.full_wait_s
-        limit_s = limit_s if asked_s is None else min(asked_s, limit_s)
+        limit_s = options.longest_full_wait_s(asked_s)
         if self._read_mode() is not Mode.FAST:
             return limit_s
         started_s = time.monotonic()

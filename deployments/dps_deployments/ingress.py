@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ from dps_deployments.refusals import (
     refusal_response,
     replica_lost,
 )
-from dps_deployments.requests import floor_of, priority_of, wait_of
+from dps_deployments.requests import floor_of, leave_wait, priority_of, wait_of
 from dps_ray.modes import Floor
 
 ATTEMPTS = 3
@@ -96,9 +97,15 @@ class DpsIngress(WrappedApp, OpenAiIngress):
         headers = raw_request.headers if raw_request is not None else None
         self._limits.check_prompts(body)
         priority = self._priority_of(body, headers)
-        async with self._place(priority, body, headers) as served:
+        floor = floor_of(body, headers)
+        wait_s = wait_of(body, headers)
+        if floor is Floor.FULL:
+            wait_s = self._beside.admission.longest_full_wait_s(wait_s)
+        # One wait for all stages and tries: each leaves the next what it has not used.
+        deadline_s = None if wait_s is None else time.monotonic() + wait_s
+        async with self._place(priority, floor, wait_s) as served:
             streams = bool(getattr(body, "stream", None))
-            async for response in self._with_retries(body, call_method, raw_request):
+            async for response in self._with_retries(body, call_method, raw_request, deadline_s):
                 # Ray takes one response where no stream is asked for, and never comes back.
                 if not streams and getattr(response, "error", None) is None:
                     served()
@@ -108,11 +115,10 @@ class DpsIngress(WrappedApp, OpenAiIngress):
 
     @contextlib.asynccontextmanager
     async def _place(
-        self, priority: int, body: Any, headers: Mapping[str, str] | None
+        self, priority: int, floor: Floor, wait_s: float | None
     ) -> AsyncIterator[Callable[[], None]]:
         """A place in the queue's order, or one aside while no replica is in the mode asked for."""
-        wait_s = wait_of(headers)
-        if floor_of(body, headers) is Floor.FULL and not self._beside.serves_full:
+        if floor is Floor.FULL and not self._beside.serves_full:
             with self._queue.aside() as served:
                 yield served
         else:
@@ -134,10 +140,12 @@ class DpsIngress(WrappedApp, OpenAiIngress):
         return priority
 
     async def _with_retries(
-        self, body: Any, call_method: str, raw_request: Request | None
+        self, body: Any, call_method: str, raw_request: Request | None, deadline_s: float | None
     ) -> AsyncGenerator[Any, None]:
         for attempts_left in reversed(range(ATTEMPTS)):
             answered = False
+            if deadline_s is not None:
+                leave_wait(body, deadline_s - time.monotonic())
             try:
                 async for response in super()._get_response(
                     body=body, call_method=call_method, raw_request=raw_request

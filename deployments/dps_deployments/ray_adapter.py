@@ -6,7 +6,7 @@ Importing it on an unsupported Ray raises the one-line error of ``require_suppor
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dps_autoscaling.ray_version import require_supported_ray
 
@@ -35,6 +35,7 @@ __all__ = [
     "WrappedApp",
     "end_with",
     "engine_client",
+    "kept_with",
     "node_id",
     "replica_identity",
     "request_id",
@@ -46,6 +47,9 @@ __all__ = [
 
 CALL_ERRORS: tuple[type[BaseException], ...] = (RayError, RayServeException, TimeoutError)
 """What a call to another deployment raises when that deployment is missing, dying or slow."""
+
+_KEPT = "_dps_kept"
+T = TypeVar("T")
 
 
 class WrappedApp:
@@ -114,6 +118,18 @@ async def resolve_method(app: str, deployment: str, method: str) -> DeploymentHa
 def request_id(pending_request: PendingRequest) -> str:
     """Name of a request, the same in every hook of a router."""
     return str(pending_request.metadata.internal_request_id)
+
+
+def kept_with(pending_request: PendingRequest, make: Callable[[], T]) -> T:
+    """What a router keeps with a request, also when replicas refuse it; made at the first call.
+
+    Serve gives a refused request a new future, and requests cannot be hashed.
+    """
+    kept: dict[str, Any] = vars(pending_request)
+    if _KEPT not in kept:
+        kept[_KEPT] = make()
+    value: T = kept[_KEPT]
+    return value
 
 
 def routing_stats(replica: RunningReplica) -> dict[str, Any]:

@@ -21,7 +21,8 @@ READ_HEADERS = frozenset(
 PRECISION_FIELD = "dps_precision"
 """Entry of the body's ``vllm_xargs``, for paths on which headers do not reach the router."""
 WAIT_FIELD = "dps_wait_s"
-"""Entry of ``vllm_xargs`` that tells the engine how long the request may wait for full mode."""
+"""Entry of ``vllm_xargs`` with the seconds that the request may still wait to be placed: what the
+client says, then what each stage on the way has left of it for the next."""
 MAX_SESSION_CHARS = 256
 PREFIX_CHARS = 16384
 """So much of a prompt's beginning is looked at, characters."""
@@ -43,7 +44,7 @@ def ask_of(pending_request: PendingRequest | None) -> Ask:
         floor=floor_of(body, headers),
         session=_session_of(body, headers),
         prefix=prefix_hashes(_prompt_of(body)),
-        wait_s=wait_of(headers),
+        wait_s=wait_of(body, headers),
     )
 
 
@@ -58,8 +59,7 @@ def floor_of(body: Any, headers: Mapping[str, str] | None) -> Floor:
     value = _header(headers, PRECISION_HEADER)
     where = "header X-DPS-Precision"
     if value is None:
-        extra = getattr(body, "vllm_xargs", None)
-        value = extra.get(PRECISION_FIELD) if isinstance(extra, Mapping) else None
+        value = _extra_of(body).get(PRECISION_FIELD)
         where = f"vllm_xargs.{PRECISION_FIELD}"
     if value is None:
         return Floor.ANY
@@ -71,24 +71,40 @@ def floor_of(body: Any, headers: Mapping[str, str] | None) -> Floor:
         ) from None
 
 
-def wait_of(headers: Mapping[str, str] | None) -> float | None:
+def wait_of(body: Any, headers: Mapping[str, str] | None) -> float | None:
     """How long the request is willing to wait to be placed, seconds; ``None`` for the default.
+
+    The shorter counts of the header and the body's ``vllm_xargs``: what has been waited is taken
+    off the body alone.
 
     Raises
     ------
     BadRequestError
         On anything but a number of seconds.
     """
+    told: list[float] = []
     value = _header(headers, WAIT_HEADER)
-    if value is None:
-        return None
-    try:
-        wait_s = float(value)
-    except ValueError:
-        wait_s = math.nan
-    if not 0.0 <= wait_s < math.inf:
-        raise bad_request(f"header X-DPS-Wait-S is {value[:40]!r}: give seconds, such as 2.5")
-    return wait_s
+    if value is not None:
+        try:
+            told.append(float(value))
+        except ValueError:
+            told.append(math.nan)
+        _check_seconds(told[-1], value, "header X-DPS-Wait-S")
+    extra = _extra_of(body).get(WAIT_FIELD)
+    if extra is not None:
+        is_number = isinstance(extra, int | float) and not isinstance(extra, bool)
+        told.append(float(extra) if is_number else math.nan)
+        _check_seconds(told[-1], extra, f"vllm_xargs.{WAIT_FIELD}")
+    return min(told, default=None)
+
+
+def leave_wait(body: Any, left_s: float) -> None:
+    """Tell the next stage how much longer a request may wait, seconds.
+
+    A body without ``vllm_xargs`` is of a kind that makes no tokens and waits for no mode.
+    """
+    if hasattr(body, "vllm_xargs"):
+        body.vllm_xargs = {**_extra_of(body), WAIT_FIELD: max(0.0, left_s)}
 
 
 def priority_of(body: Any, headers: Mapping[str, str] | None) -> int:
@@ -111,6 +127,16 @@ def priority_of(body: Any, headers: Mapping[str, str] | None) -> int:
             f"header X-Vllm-Priority is {value[:40]!r}: give a whole number, lower is sooner"
         )
     return priority
+
+
+def _extra_of(body: Any) -> Mapping[str, Any]:
+    extra = getattr(body, "vllm_xargs", None)
+    return extra if isinstance(extra, Mapping) else {}
+
+
+def _check_seconds(seconds: float, value: Any, where: str) -> None:
+    if not 0.0 <= seconds < math.inf:
+        raise bad_request(f"{where} is {str(value)[:40]!r}: give seconds, such as 2.5")
 
 
 def _session_of(body: Any, headers: Mapping[str, str] | None) -> str | None:

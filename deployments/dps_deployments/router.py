@@ -6,8 +6,9 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import numpy as np
 from pydantic import ValidationError
@@ -25,6 +26,7 @@ from dps_deployments.ray_adapter import (
     RequestRouter,
     RunningReplica,
     end_with,
+    kept_with,
     node_id,
     request_id,
     routing_stats,
@@ -35,12 +37,12 @@ from dps_deployments.refusals import (
     no_replica,
     precision_unavailable,
 )
-from dps_deployments.requests import ask_of
+from dps_deployments.requests import ask_of, leave_wait
 from dps_ray.fleet.admission import DrainRate, retry_after_s
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.publication import Publication
 from dps_ray.fleet.routing import Peer
-from dps_ray.fleet.view import NO_ASK, FleetView
+from dps_ray.fleet.view import FleetView
 from dps_ray.modes import Floor
 
 LISTEN_S = 10.0
@@ -51,6 +53,19 @@ RANKS = 16
 """Replicas offered to one request at a time."""
 
 logger = logging.getLogger("ray.serve")
+
+
+@dataclass(eq=False)
+class _Placing:
+    """One request on its way to a replica."""
+
+    ask: Ask
+    offered: bool = False
+    """Some replica has been chosen for it."""
+
+
+def _placing_of(pending_request: PendingRequest) -> _Placing:
+    return kept_with(pending_request, lambda: _Placing(ask_of(pending_request)))
 
 
 class DpsRouter(RequestRouter):
@@ -78,12 +93,10 @@ class DpsRouter(RequestRouter):
         """
         self._view = FleetView(np.random.default_rng(), node_id())
         self._reporter = ControllerClient(controller_app, caller=f"reporter of {self.app_name}")
-        # By the future that Serve keeps as long as the request is being placed.
-        self._asks: WeakKeyDictionary[asyncio.Future[Any], Ask] = WeakKeyDictionary()
         self._client = ControllerClient(
             controller_app, caller=f"router of {self.app_name} ({revision})"
         )
-        self._held: WeakSet[asyncio.Future[Any]] = WeakSet()
+        self._held: WeakSet[_Placing] = WeakSet()
         self._drain = DrainRate()
         self._router_id = uuid.uuid4().hex[:12]
         self._tasks: list[asyncio.Task[None]] = []
@@ -146,23 +159,28 @@ class DpsRouter(RequestRouter):
         if pending_request.future.done():
             return self._released()
         try:
-            ask = self._ask_of(pending_request)
+            placing = _placing_of(pending_request)
         except RefusalError as error:
             return self._refuse(pending_request, error)
+        ask = placing.ask
         name = request_id(pending_request)
         decision = self._view.decide(now_s, ask, limit=RANKS)
         insists = ask.floor is Floor.FULL
         # One that insists waits no longer for a place in full mode than for the mode itself.
-        if not decision.order or (insists and pending_request.future in self._held):
+        if not decision.order or (insists and placing.offered):
             refusal = self._overdue(pending_request, ask, now_s)
             if refusal is not None:
                 return self._refuse(pending_request, refusal)
         if decision.order:
             self._view.pick(name, decision.order[0], now_s)
+            placing.offered = True
+            if insists:
+                waited_s = time.time() - pending_request.created_at
+                leave_wait(pending_request.args[0], self._longest_wait_s(ask) - waited_s)
         if insists or not decision.order:
-            self._held.add(pending_request.future)
+            self._held.add(placing)
         else:
-            self._held.discard(pending_request.future)
+            self._held.discard(placing)
         # The best replicas have been offered: trying again at once would change nothing.
         pending_request.routing_context.should_backoff = True
         return [[self._by_id[replica_id]] for replica_id in decision.order]
@@ -174,10 +192,10 @@ class DpsRouter(RequestRouter):
         now_s = time.monotonic()
         # Acceptances are what empties the queue. Ends would count refusals of full replicas too.
         self._drain.note(now_s)
-        self._held.discard(pending_request.future)
+        placing = _placing_of(pending_request)
+        self._held.discard(placing)
         name = request_id(pending_request)
-        ask = self._asks.get(pending_request.future, NO_ASK)
-        self._view.accept(name, replica_id.unique_id, now_s, ask)
+        self._view.accept(name, replica_id.unique_id, now_s, placing.ask)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """The request has left the replica: answered, failed, cancelled or refused."""
@@ -200,21 +218,20 @@ class DpsRouter(RequestRouter):
         self, pending_request: PendingRequest, ask: Ask, now_s: float
     ) -> RefusalError | None:
         """The refusal of a request that no replica can serve now and that may wait no longer."""
-        options = self._view.admission
-        insists = ask.floor is Floor.FULL
-        limit_s = options.full_wait_s if insists else options.no_replica_wait_s
-        limit_s = limit_s if ask.wait_s is None else min(limit_s, ask.wait_s)
         waited_s = time.time() - pending_request.created_at
-        if waited_s < limit_s:
+        if waited_s < self._longest_wait_s(ask):
             return None
+        options = self._view.admission
         later_s = retry_after_s(options, self.num_pending_requests, self._drain.per_s(now_s))
-        return (precision_unavailable if insists else no_replica)(waited_s, later_s)
+        refusal = precision_unavailable if ask.floor is Floor.FULL else no_replica
+        return refusal(waited_s, later_s)
 
-    def _ask_of(self, pending_request: PendingRequest) -> Ask:
-        ask = self._asks.get(pending_request.future)
-        if ask is None:
-            ask = self._asks[pending_request.future] = ask_of(pending_request)
-        return ask
+    def _longest_wait_s(self, ask: Ask) -> float:
+        options = self._view.admission
+        if ask.floor is Floor.FULL:
+            return options.longest_full_wait_s(ask.wait_s)
+        limit_s = options.no_replica_wait_s
+        return limit_s if ask.wait_s is None else min(limit_s, ask.wait_s)
 
     def _refuse(
         self, pending_request: PendingRequest, error: Exception
@@ -238,7 +255,7 @@ class DpsRouter(RequestRouter):
         for pending_request in unplaced(self):
             error: RefusalError | None
             try:
-                ask = self._ask_of(pending_request)
+                ask = _placing_of(pending_request).ask
                 error = self._overdue(pending_request, ask, time.monotonic())
             except RefusalError as refusal:
                 error = refusal

@@ -15,8 +15,8 @@ class AdmissionOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     full_wait_s: Seconds = 10.0
-    """Longest wait of a request that insists on full precision while every replica is in fast mode,
-    seconds. It may ask for less with the header ``X-DPS-Wait-S``."""
+    """Longest wait of a request that insists on full precision, from its arrival to its place on a
+    replica in full mode, seconds. It may ask for less with the header ``X-DPS-Wait-S``."""
     no_replica_wait_s: Seconds = 120.0
     """Longest wait while no replica can serve at all, seconds: it bridges the start of one."""
     max_waiting: Annotated[int, Field(ge=0)] = 512
@@ -37,6 +37,16 @@ class AdmissionOptions(BaseModel):
                 f"max_retry_after_s ({self.max_retry_after_s:g})"
             )
         return self
+
+    def longest_full_wait_s(self, asked_s: float | None) -> float:
+        """How long a request that insists on full precision may wait in all, seconds.
+
+        Parameters
+        ----------
+        asked_s
+            What it says itself; ``None`` for nothing.
+        """
+        return self.full_wait_s if asked_s is None else min(self.full_wait_s, asked_s)
 
 
 class DrainRate:
