@@ -31,6 +31,12 @@ def add_engine_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--prompt-tokens", type=int, default=bench.prompt_tokens)
     command.add_argument("--output-tokens", type=int, default=bench.output_tokens)
     command.add_argument("--rounds", type=int, default=bench.rounds)
+    command.add_argument(
+        "--compiled",
+        action="store_true",
+        help="all engines under torch.compile, vLLM's default (a minute or more to start); "
+        "else all run eagerly",
+    )
     _add_common(command)
     command.set_defaults(run=run_engine)
 
@@ -83,17 +89,19 @@ def run_engine(args: argparse.Namespace) -> int:
     bench = SpeedBench(
         args.batch, args.prompt_tokens, args.output_tokens, args.rounds, args.threads
     )
-    report = Report("bench engine", {"threads": args.threads, "rows": []})
+    how = "compiled" if args.compiled else "eager"
+    report = Report("bench engine", {"threads": args.threads, "engines": how, "rows": []})
     say(args, speed.HEADER)
     for name in args.model:
         for dtype in args.dtype:
             base = EngineSpec(
-                label=f"{name} {dtype}",
+                label=f"{name} {dtype} {how}",
                 model=str(model_folder(name, dtype, args.root or cache_root())),
                 kv_bytes=AMPLE_KV_BYTES,
                 max_model_len=args.prompt_tokens + args.output_tokens,
                 max_num_seqs=max(args.batch),
                 enable_prefix_caching=False,
+                compiled=args.compiled,
             )
             report.figures["rows"] += speed.run_speed(base, bench, lambda text: say(args, text))
     for row in report.figures["rows"]:

@@ -14,7 +14,8 @@ from dps_ray.checks.process import engine_environment
 from dps_ray.checks.specs import EngineSpec
 from dps_ray.config import DpsConfigError
 
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 600.0
+"""Several engines may compile their model at once."""
 WORK_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 
