@@ -38,6 +38,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
     command.add_argument(
+        "--threads",
+        nargs="+",
+        type=int,
+        help="CPU threads, the first compared with the others in the same rounds (torch's)",
+    )
+    command.add_argument(
         "--working-set-gb",
         type=float,
         default=1.5,
@@ -57,10 +63,13 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from dps_ray.bench.kernels import table
     from dps_ray.bench.kernels.measure import run_bench
+    from dps_ray.bench.kernels.targets import verdicts
 
     bench = _bench(args)
     device = _device(args.device)
     report = Report("bench kernels", {"device": device.type, **device.figures()})
+    if args.threads:
+        report.figures["threads"] = args.threads
     say(args, ", ".join(f"{key} {value}" for key, value in report.figures.items()))
     say(args, table.HEADER)
     rows, checks = run_bench(
@@ -70,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
         lambda text: say(args, text),
     )
     report.figures["rows"] = rows
+    if device.type == "cpu":
+        checks |= verdicts(rows)
     for label, held in checks.items():
         report.check(label, held)
     return finish(args, report)
@@ -84,6 +95,11 @@ def _bench(args: argparse.Namespace) -> "KernelBench":
     for tokens in args.tokens:
         if tokens < 1:
             raise DpsConfigError(f"--tokens has {tokens}: give numbers of at least 1")
+    if args.threads and args.device != "cpu":
+        raise DpsConfigError("--threads is for --device cpu: leave it out")
+    threads = args.threads or [torch.get_num_threads()]
+    if min(threads) < 1 or len(set(threads)) < len(threads):
+        raise DpsConfigError(f"--threads is {threads}: give different numbers of at least 1")
     if not args.working_set_gb > 0 or not args.row_s > 0:
         raise DpsConfigError("--working-set-gb and --row-s: give numbers above 0")
     return KernelBench(
@@ -92,6 +108,7 @@ def _bench(args: argparse.Namespace) -> "KernelBench":
         formats=[None if name == "chosen" else name for name in args.formats],
         dtype=getattr(torch, args.dtype),
         working_set_bytes=int(args.working_set_gb * 1e9),
+        threads=threads,
         pace=Pace(max_rounds=max(args.max_rounds, Pace.min_rounds), row_s=args.row_s),
     )
 

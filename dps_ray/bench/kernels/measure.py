@@ -2,8 +2,9 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,6 +16,8 @@ from dps_ray.bench.kernels.subject import FAST, FP8, FULL, PEAK, RIVALS, STREAM,
 from dps_ray.bench.kernels.subjects import make_subject
 
 Say = Callable[[str], None]
+Times = dict[str, list[float]]
+"""Seconds of each contender in every round."""
 
 ERROR_MAX = {FAST: 0.1, FP8: 0.1}
 """Errors above these, relative to the largest output, mean a broken kernel."""
@@ -32,6 +35,8 @@ class KernelBench:
     dtype: torch.dtype = torch.bfloat16
     working_set_bytes: int = 1_500_000_000
     pace: Pace = field(default_factory=Pace)
+    threads: Sequence[int] = field(default_factory=lambda: (torch.get_num_threads(),))
+    """Numbers of torch's threads; the first is compared with the others."""
 
 
 def run_bench(
@@ -73,24 +78,27 @@ def run_bench(
                 checks[label] = error <= ERROR_MAX.get(name, ERROR_MAX_16BIT)
             for tokens in bench.tokens:
                 job = subject.job(tokens)
-                times = interleave(
-                    job.contenders, bench.pace, time.perf_counter, device.synchronize
-                )
-                row = {
-                    "shape": shape.name,
-                    "format": subject.fmt,
-                    "dtype": str(bench.dtype).removeprefix("torch."),
-                    "tokens": tokens,
-                    **figures(times, job),
-                }
-                rows.append(row)
-                on_row(row)
+                by_threads = _times(job, bench, device)
+                for threads, times in by_threads.items():
+                    row = {
+                        "shape": shape.name,
+                        "format": subject.fmt,
+                        "dtype": str(bench.dtype).removeprefix("torch."),
+                        "tokens": tokens,
+                        "threads": threads,
+                        **figures(times, job),
+                    }
+                    base = bench.threads[0]
+                    if threads != base:
+                        row["scaling"] = {"from": base, "x": scaling(by_threads[base], times)}
+                    rows.append(row)
+                    on_row(row)
             del subject, job
             gc.collect()
     return rows, checks
 
 
-def figures(times: dict[str, list[float]], job: Job) -> dict[str, Any]:
+def figures(times: Times, job: Job) -> dict[str, Any]:
     """Ratios of one comparison: speed against the best stock kernel, share of stream bandwidth."""
     rival = fastest(times, [name for name in RIVALS if name in times])
     kernels = [name for name in times if name not in (STREAM, PEAK)]
@@ -102,21 +110,57 @@ def figures(times: dict[str, list[float]], job: Job) -> dict[str, Any]:
     }
     if FP8 in times:
         result["fast_over_fp8"] = asdict(ratio(times[FP8], times[FAST]))
+    gbps = _rates(job.read_bytes, times, 1e9)
+    result["gbps"] = {name: median(gbps[name]) for name in kernels}
+    gflops = _rates(job.flops, times, 1e9)
+    result["gflops"] = {name: median(gflops[name]) for name in kernels}
     if STREAM in times:
-        gbps = _rates(job.read_bytes, times, 1e9)
         result["stream_gbps"] = asdict(spread(gbps[STREAM]))
         result["bandwidth_share"] = {
             name: asdict(ratio(gbps[name], gbps[STREAM])) for name in kernels
         }
     if PEAK in times:
-        tflops = _rates(job.flops, times, 1e12)
-        result["peak_tflops"] = asdict(spread(tflops[PEAK]))
-        result["peak_share"] = {name: asdict(ratio(tflops[name], tflops[PEAK])) for name in kernels}
+        peak_tflops = [each / 1e3 for each in gflops[PEAK]]
+        result["peak_tflops"] = asdict(spread(peak_tflops))
+        result["peak_share"] = {name: asdict(ratio(gflops[name], gflops[PEAK])) for name in kernels}
     return result
 
 
-def _rates(
-    amounts: dict[str, int], times: dict[str, list[float]], unit: float
-) -> dict[str, list[float]]:
-    """Amount per second in every round, in ``unit``."""
-    return {name: [amounts[name] / each / unit for each in times[name]] for name in times}
+def scaling(base: Times, other: Times) -> dict[str, Any]:
+    """How much faster every contender and the stream probe are on another number of threads."""
+    return {name: asdict(ratio(base[name], other[name])) for name in base}
+
+
+def _times(job: Job, bench: KernelBench, device: Device) -> dict[int, Times]:
+    """Seconds of each contender by number of threads: all of them share the rounds."""
+    turns = {
+        (threads, name): replace(contender, prepare=partial(_use_threads, threads))
+        for threads in bench.threads
+        for name, contender in job.contenders.items()
+    }
+    pace = replace(bench.pace, row_s=bench.pace.row_s * len(bench.threads))
+    before = torch.get_num_threads()
+    try:
+        times = interleave(turns, pace, time.perf_counter, device.synchronize)
+    finally:
+        torch.set_num_threads(before)
+    return {
+        threads: {name: times[threads, name] for name in job.contenders}
+        for threads in bench.threads
+    }
+
+
+def _use_threads(count: int) -> None:
+    if count != torch.get_num_threads():
+        torch.set_num_threads(count)
+        # The first parallel loop starts the threads.
+        torch.ones(1 << 20).add_(1.0)
+
+
+def _rates(amounts: Mapping[str, float], times: Times, unit: float) -> Times:
+    """Amount per second in every round, in ``unit``, of the contenders that have one."""
+    return {
+        name: [amounts[name] / each / unit for each in values]
+        for name, values in times.items()
+        if name in amounts
+    }

@@ -4,8 +4,9 @@ Machines drift (other tenants, clock rates), but a round is short: a ratio of tw
 round is what the drift leaves alone. Nothing here knows what is timed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -51,6 +52,8 @@ class Contender:
     copies: int
     kernels: int = 1
     """Kernels that one call runs; times are per kernel."""
+    prepare: Callable[[], object] = lambda: None
+    """Run before every turn, outside of its time."""
     _next: int = field(default=0, repr=False)
 
     def turn(self, calls: int) -> None:
@@ -59,12 +62,15 @@ class Contender:
             self._next = (self._next + 1) % self.copies
 
 
+Key = TypeVar("Key", bound=Hashable)
+
+
 def interleave(
-    contenders: Mapping[str, Contender],
+    contenders: Mapping[Key, Contender],
     pace: Pace,
     clock: Callable[[], float],
     synchronize: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
+) -> dict[Key, list[float]]:
     """Time the contenders in turns.
 
     Parameters
@@ -85,7 +91,8 @@ def interleave(
     """
     names = list(contenders)
 
-    def turn(name: str, calls: int) -> float:
+    def turn(name: Key, calls: int) -> float:
+        contenders[name].prepare()
         synchronize()
         began = clock()
         contenders[name].turn(calls)
@@ -98,7 +105,7 @@ def interleave(
     calls = {name: _calls(turn(name, 1) * kernels[name], pace.turn_s) for name in names}
     round_s = sum(turn(name, calls[name]) * calls[name] * kernels[name] for name in names)
     rounds = max(pace.min_rounds, min(pace.max_rounds, int(pace.row_s / max(round_s, 1e-9))))
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[Key, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         # The order turns, so that nobody always runs after the same neighbour.
         shift = number % len(names)

@@ -24,10 +24,10 @@ class Job:
     """One comparison to run: a layer shape at one number of tokens."""
 
     contenders: dict[str, Contender]
-    read_bytes: dict[str, int] = field(default_factory=dict)
-    """Bytes a call must at least read, of the contenders whose share of bandwidth is of use."""
+    read_bytes: dict[str, float] = field(default_factory=dict)
+    """Bytes of weights that a call must read, and bytes that the stream probe reads."""
     flops: dict[str, int] = field(default_factory=dict)
-    """Operations of a call, of the contenders whose share of the arithmetic peak is of use."""
+    """Operations of a call, and of the probe of the arithmetic peak."""
 
 
 class Device(Protocol):

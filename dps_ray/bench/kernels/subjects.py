@@ -1,6 +1,6 @@
 """Builds the contenders of a layer shape: its weights, nested and stock, in many copies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import dps_kernels
@@ -29,6 +29,8 @@ from dps_ray.precision.encode import choose, encode
 from dps_ray.precision.nested import NestedTensor
 
 CHECK_TOKENS = 4
+STREAM_TOKENS = 64
+"""Up to so many tokens, rows are compared with a plain read of memory."""
 PEAK_TOKENS = 256
 """From so many tokens on, rows are compared with the arithmetic peak."""
 ROUTINGS = 64
@@ -87,7 +89,8 @@ def _dense(
             name: device.rotating([partial(call, x) for call in calls])
             for name, calls in kernels.items()
         }
-        return probes.beside(contenders, tokens, shape.numel)
+        read = dict.fromkeys(contenders, shape.numel)
+        return probes.beside(contenders, tokens, read, 2 * tokens * shape.numel)
 
     x = torch.randn(CHECK_TOKENS, shape.columns, device=device.type).to(dtype)
     wanted = linear(x.float(), weight.float())
@@ -121,14 +124,17 @@ def _moe(
 
     def job(tokens: int) -> Job:
         x = torch.randn(tokens, shape.hidden, device=device.type).to(dtype)
-        contenders = {}
+        contenders, read = {}, {}
         for seed, (name, calls) in enumerate(kernels.items()):
-            turns = []
+            turns, routed = [], 0
             for i in range(ROUTINGS):
                 weights, ids = _routing(shape, tokens, ROUTINGS * seed + i, device.type)
                 turns.append(partial(calls[i % len(calls)], x, weights=weights, ids=ids))
+                routed += ids.unique().numel()
             contenders[name] = device.rotating(turns)
-        return probes.beside(contenders, tokens, shape.top_k * shape.expert_numel)
+            read[name] = routed / ROUTINGS * shape.expert_numel
+        flops = 2 * tokens * shape.top_k * shape.expert_numel
+        return probes.beside(contenders, tokens, read, flops)
 
     x = torch.randn(CHECK_TOKENS, shape.hidden, device=device.type).to(dtype)
     weights, ids = _routing(shape, CHECK_TOKENS, 0, device.type)
@@ -141,7 +147,7 @@ def _moe(
 
 
 class _Probes:
-    """The machine's ceilings: reading at one token, arithmetic at many."""
+    """The machine's ceilings: reading at few tokens, arithmetic at many."""
 
     def __init__(self, device: Device, dtype: torch.dtype, stream_bytes: int) -> None:
         slices = copies_within(stream_bytes, STREAM_SLICE_BYTES)
@@ -150,18 +156,33 @@ class _Probes:
         self._stream = device.rotating([partial(device.read, part) for part in memory])
         self._peak = device.peak(dtype)
 
-    def beside(self, contenders: dict[str, Contender], tokens: int, weights: int) -> Job:
-        """Add the probe that fits ``tokens`` to contenders that use ``weights`` weights a token."""
-        if tokens == 1:
-            nbytes = {name: weights if name in (FAST, FP8) else 2 * weights for name in contenders}
-            return Job({**contenders, STREAM: self._stream}, {**nbytes, STREAM: STREAM_SLICE_BYTES})
-        if self._peak is None or tokens < PEAK_TOKENS:
-            return Job(contenders)
-        flops = {name: 2 * tokens * weights for name in contenders}
-        return Job(
-            {**contenders, PEAK: self._peak.contenders[PEAK]},
-            flops={**flops, PEAK: self._peak.flops[PEAK]},
-        )
+    def beside(
+        self, contenders: dict[str, Contender], tokens: int, read: Mapping[str, float], flops: int
+    ) -> Job:
+        """Add the probe that fits ``tokens`` to contenders.
+
+        Parameters
+        ----------
+        contenders
+            What is timed.
+        tokens
+            Tokens of a call.
+        read
+            Weights that a call of each must read.
+        flops
+            Operations of a call.
+        """
+        read_bytes = {
+            name: weights if name in (FAST, FP8) else 2 * weights for name, weights in read.items()
+        }
+        job = Job(dict(contenders), read_bytes, dict.fromkeys(contenders, flops))
+        if tokens <= STREAM_TOKENS:
+            job.contenders[STREAM] = self._stream
+            job.read_bytes[STREAM] = STREAM_SLICE_BYTES
+        elif self._peak is not None and tokens >= PEAK_TOKENS:
+            job.contenders[PEAK] = self._peak.contenders[PEAK]
+            job.flops[PEAK] = self._peak.flops[PEAK]
+        return job
 
 
 def _encode(weight: Tensor, fmt: str | None, name: str) -> NestedTensor:

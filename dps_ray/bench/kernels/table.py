@@ -24,6 +24,10 @@ def line(row: dict[str, Any]) -> str:
         text += _shares(row["bandwidth_share"], row, f"{row['stream_gbps']['median']:.1f} GB/s")
     if "peak_share" in row:
         text += _shares(row["peak_share"], row, f"{row['peak_tflops']['median']:.0f} TFLOP/s")
+    if "scaling" in row:
+        scaling = row["scaling"]
+        speedups = (f"{name} {_spread(figure)}" for name, figure in scaling["x"].items())
+        text += f"\n    {row['threads']} threads over {scaling['from']}: {', '.join(speedups)}"
     return text
 
 

@@ -101,6 +101,16 @@ def test_a_call_that_runs_many_kernels_is_timed_per_kernel() -> None:
     assert len(machine.log) == 2 + 4 + 5 * 4
 
 
+def test_what_a_turn_needs_is_made_ready_outside_of_its_time() -> None:
+    machine = Machine()
+
+    def ready() -> None:
+        machine.now_s += 100.0
+
+    contenders = {"slow": Contender(machine.kernel("slow", 0.5), 1, prepare=ready)}
+    assert interleave(contenders, EXACT, machine.clock)["slow"] == pytest.approx([0.5] * 9)
+
+
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=50))
 def test_quartiles_enclose_the_median(values: list[float]) -> None:
     figure = spread(values)
