@@ -11,7 +11,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from dps_ray.fleet.routing import Hint, Peer
+from dps_ray.fleet.routing import Hint, Peer, Tier
 from dps_ray.fleet.snapshot import Entry, Standing
 from dps_ray.modes import Mode
 
@@ -103,11 +103,13 @@ class Columns:
         self.headroom_blocks[row] = _number(state.headroom_blocks)
         self.total_blocks[row] = _number(state.total_blocks or None)
 
-    def loads(self) -> FloatArray:
+    def loads(self, tiers: TierArray) -> FloatArray:
         """Requests on each replica: reported, corrected by this router's own; else the best known.
 
         A replica reports its queue now and then; this router knows at once what it has sent there
-        since, and a replica never has fewer requests than this router has open on it.
+        since, and a replica never has fewer requests than this router has open on it. Where no
+        figure is known at all the others' requests are taken to be as many as on average in the
+        same tier.
         """
         if self._lines_for != self.version:
             self._lines_for = self.version
@@ -117,9 +119,26 @@ class Columns:
             self._blind = None if known.all() else ~known
         loads = self._follows * self.open_requests
         loads += self._base
-        if self._blind is not None:
-            loads[self._blind] = np.nan_to_num(self.queue_len[self._blind])
-        return np.maximum(loads, self.open_requests, out=loads)
+        if self._blind is None:
+            return np.maximum(loads, self.open_requests, out=loads)
+        loads[self._blind] = self.queue_len[self._blind]
+        # The larger of two that keeps what is unknown.
+        np.maximum(loads, self.open_requests, out=loads)
+        return like_the_known(loads - self.open_requests, tiers) + self.open_requests
+
+
+def like_the_known(values: FloatArray, tiers: TierArray) -> FloatArray:
+    """Put the mean of the known values of a tier in the place of its unknown ones.
+
+    So an unknown neither wins nor loses against a figure. In a tier without any it is 0.
+    """
+    unknown = np.isnan(values)
+    if not unknown.any():
+        return values
+    sums = np.bincount(tiers, np.where(unknown, 0.0, values), minlength=len(Tier))
+    counts = np.bincount(tiers, ~unknown, minlength=len(Tier))
+    means = sums / np.maximum(counts, 1.0)
+    return np.where(unknown, means[tiers], values)
 
 
 def _number(value: int | None) -> float:

@@ -13,7 +13,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from dps_ray.fleet.ask import Ask
-from dps_ray.fleet.columns import FAST, Columns, FloatArray, TierArray
+from dps_ray.fleet.columns import (
+    FAST,
+    NO_MODE,
+    UNKNOWN,
+    Columns,
+    FloatArray,
+    TierArray,
+    like_the_known,
+)
 from dps_ray.fleet.routing import Tier
 
 Weight = Annotated[float, Field(ge=0.0)]
@@ -56,7 +64,10 @@ class SteadyScorer(_Weighted):
 
 
 class Precision(SteadyScorer):
-    """Being in fast mode: how much headroom full precision is worth."""
+    """Being in fast mode: how much headroom full precision is worth.
+
+    A replica of unknown mode counts as the others of its tier do on average.
+    """
 
     name: ClassVar[str] = "mode"
     weight: Weight = 0.25
@@ -64,7 +75,8 @@ class Precision(SteadyScorer):
     memory less to offer than one in fast mode."""
 
     def line(self, columns: Columns, tiers: TierArray) -> tuple[FloatArray, FloatArray | None]:
-        return (columns.mode == FAST).astype(np.float64), None
+        fast = np.where(columns.mode == NO_MODE, UNKNOWN, columns.mode == FAST)
+        return like_the_known(fast, tiers), None
 
 
 class Headroom(SteadyScorer):
@@ -72,8 +84,8 @@ class Headroom(SteadyScorer):
 
     Headroom is what the replica reported, lendable units included, less what its waiting requests
     and those placed since will take at the mean size of its running ones; the value is 1 less that
-    share. In a tier where some replica does not know its headroom every value is 0: an unknown
-    must neither win nor lose against a figure.
+    share. In a tier where some replica does not know its headroom, or how many wait for it, every
+    value is 0: an unknown must neither win nor lose against a figure.
     """
 
     name: ClassVar[str] = "headroom"
@@ -85,7 +97,7 @@ class Headroom(SteadyScorer):
     def line(self, columns: Columns, tiers: TierArray) -> tuple[FloatArray, FloatArray | None]:
         blocks = columns.request_blocks
         size = np.where(np.isnan(blocks), self.blocks_per_request, blocks)
-        coming = np.nan_to_num(columns.waiting) - columns.open_when_measured
+        coming = columns.waiting - columns.open_when_measured
         used_up = 1.0 - (columns.headroom_blocks - coming * size) / columns.total_blocks
         blind = np.zeros(len(Tier), dtype=bool)
         blind[tiers[np.isnan(used_up)]] = True
@@ -97,7 +109,10 @@ class Headroom(SteadyScorer):
 
 
 class Queue(_Weighted):
-    """Requests running and waiting on the replica. The value is their number, without a worst."""
+    """Requests running and waiting on the replica. The value is their number, without a worst.
+
+    Where that is unknown the mean of those known in the tier stands for the requests of others.
+    """
 
     name: ClassVar[str] = "queue"
     weight: Weight = 0.02
@@ -106,7 +121,7 @@ class Queue(_Weighted):
     def values(
         self, columns: Columns, ask: Ask, tiers: TierArray, matches: Matches
     ) -> FloatArray | None:
-        return columns.loads()
+        return columns.loads(tiers)
 
 
 class PrefixAffinity(_Weighted):

@@ -48,22 +48,28 @@ def tier(given: Given, floors: set[Floor]) -> Tier:
     return max(tiers)
 
 
-def load(given: Given) -> int:
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def others_load(given: Given) -> int | None:
+    """Requests on a replica that are not of this router, as far as somebody knows."""
     state = live_state(given)
     if state is not None and state.running is not None and state.waiting is not None:
-        placed = given.open_now - given.open_when_measured
-        return max(state.running + state.waiting + placed, given.open_now)
-    return max(given.queue_len or 0, given.open_now)
+        return max(0, state.running + state.waiting - given.open_when_measured)
+    return None if given.queue_len is None else max(0, given.queue_len - given.open_now)
 
 
 def headroom_share(policy: Policy, given: Given) -> float | None:
     state = live_state(given)
     if state is None or state.headroom_blocks is None or not state.total_blocks:
         return None
+    if state.waiting is None:
+        return None
     size = policy.headroom.blocks_per_request
     if state.running and state.used_blocks is not None:
         size = state.used_blocks / state.running
-    coming = (state.waiting or 0) + given.open_now - given.open_when_measured
+    coming = state.waiting + given.open_now - given.open_when_measured
     return (state.headroom_blocks - coming * size) / state.total_blocks
 
 
@@ -84,13 +90,27 @@ def costs(
     shares = {given.replica_id: headroom_share(policy, given) for given in replicas}
     blind = {tiers[name] for name, share in shares.items() if share is None}
     best = min(tiers.values())
+
+    def peers(name: str) -> list[Given]:
+        return [given for given in replicas if tiers[given.replica_id] is tiers[name]]
+
+    def load(given: Given) -> float:
+        own = others_load(given)
+        known = [n for peer in peers(given.replica_id) if (n := others_load(peer)) is not None]
+        return given.open_now + (mean(known) if own is None else own)
+
+    def fast(given: Given) -> float:
+        own = mode_of(given)
+        modes = [m for peer in peers(given.replica_id) if (m := mode_of(peer)) is not None]
+        return mean([m is Mode.FAST for m in modes]) if own is None else own is Mode.FAST
+
     owner = None
     if ask.session is not None:
         owner = session_owner(ask.session, [name for name, t in tiers.items() if t == best])
     result = {}
     for given in replicas:
         name, share = given.replica_id, shares[given.replica_id]
-        cost = policy.mode.weight * (mode_of(given) is Mode.FAST)
+        cost = policy.mode.weight * fast(given)
         cost += policy.queue.weight * load(given)
         if share is not None and tiers[name] not in blind:
             cost += policy.headroom.weight * (1.0 - share)

@@ -217,6 +217,44 @@ def test_unknown_headroom_neither_wins_nor_loses() -> None:
     )
 
 
+@pytest.mark.parametrize("policy", [ModeAware(), PowerOfTwo()], ids=lambda policy: policy.name)
+def test_replica_that_knows_nothing_is_no_idle_one(policy: Policy) -> None:
+    nothing = {"mode": None, "headroom_blocks": None, "running": None, "waiting": None}
+    unknown = given_replica("unknown", **nothing)
+    busy, idle = given_replica("busy", running=3), given_replica("idle")
+    picks = Counter(first(policy, unknown, busy, seed=seed) for seed in range(200))
+    assert min(picks.values()) > 60
+    assert {first(policy, unknown, busy, idle, seed=seed) for seed in range(20)} <= {
+        "idle",
+        "unknown",
+    }
+
+
+def test_unknown_replica_gets_no_more_than_its_share_of_a_burst() -> None:
+    unknown = given_replica("unknown", running=None, waiting=None, headroom_blocks=None)
+    columns = columns_of(unknown, given_replica("a", running=4), given_replica("b", running=4))
+    pipeline = ModeAware(probe=NO_PROBES).build(np.random.default_rng(0))
+    for _ in range(30):
+        (name,) = pipeline.decide(columns, Ask(), {}, limit=1).order
+        columns.open_requests[columns.index[name]] += 1
+    assert columns.open_requests.tolist() == pytest.approx([10, 10, 10], abs=1)
+
+
+def test_unknown_mode_costs_neither_as_little_as_full_nor_as_much_as_fast() -> None:
+    unknown = given_replica("unknown", mode=None)
+    order = decide(
+        ModeAware(), given_replica("fast", mode=Mode.FAST), unknown, given_replica("full")
+    ).order
+    assert order == ("full", "unknown", "fast")
+
+
+def test_unknown_number_of_waiting_requests_is_not_none_waiting() -> None:
+    unknown = given_replica("unknown", waiting=None, headroom_blocks=60, running=1, used_blocks=8)
+    busy = given_replica("busy", waiting=1, headroom_blocks=60, running=1, used_blocks=8)
+    picks = Counter(first(ModeAware(), unknown, busy, seed=seed) for seed in range(200))
+    assert min(picks.values()) > 60
+
+
 def test_cached_prefix_attracts_until_the_queue_outweighs_it() -> None:
     cached = given_replica("cached", running=3)
     idle = given_replica("idle", running=0)
