@@ -204,7 +204,8 @@ class DpsRouter(RequestRouter):
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         """A replica has said how many requests it has."""
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
-        self._view.note_queue_len(replica_id.unique_id, num_ongoing_requests)
+        now_s = time.monotonic()
+        self._view.note_queue_len(replica_id.unique_id, num_ongoing_requests, now_s)
 
     @property
     def max_num_routing_tasks(self) -> int:

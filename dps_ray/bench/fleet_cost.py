@@ -37,7 +37,10 @@ class FleetLoad:
 
 
 def wire_state(number: int, sequence: int, rng: np.random.Generator) -> dict[str, Any]:
-    """One report of a busy replica in the form in which it reaches the controller."""
+    """One report of a busy replica in the form in which it reaches the controller.
+
+    Every hundredth does not know how many requests it has.
+    """
     used = int(rng.integers(0, BASE_BLOCKS))
     return ReplicaState(
         replica_id=f"replica-{number:05d}",
@@ -55,7 +58,7 @@ def wire_state(number: int, sequence: int, rng: np.random.Generator) -> dict[str
         headroom_blocks=TOTAL_BLOCKS - used,
         base_blocks=BASE_BLOCKS,
         total_blocks=TOTAL_BLOCKS,
-        running=int(rng.integers(0, 64)),
+        running=None if number % 100 == 99 else int(rng.integers(0, 64)),
         waiting=int(rng.integers(0, 4)),
         wants_restore=bool(rng.random() < 0.1),
         may_go_fast=True,

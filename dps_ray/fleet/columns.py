@@ -63,6 +63,8 @@ class Columns:
 
         self.queue_len: FloatArray = np.full(count, UNKNOWN)
         """Ongoing requests as Serve's router last heard."""
+        self.queue_len_at_s: FloatArray = np.full(count, UNKNOWN)
+        """When it heard them, on the router's clock."""
         self.open_requests: FloatArray = np.zeros(count)
         """Requests of this router that are on the replica now."""
 
@@ -102,6 +104,14 @@ class Columns:
         )
         self.headroom_blocks[row] = _number(state.headroom_blocks)
         self.total_blocks[row] = _number(state.total_blocks or None)
+
+    def note_queue_len(self, row: int, queue_len: float, at_s: float) -> None:
+        """Serve has heard a replica's number of ongoing requests."""
+        self.queue_len[row], self.queue_len_at_s[row] = queue_len, at_s
+
+    def forget_queue_lens(self, *, before_s: float) -> None:
+        """What Serve heard before that moment is unknown from now on."""
+        self.queue_len[self.queue_len_at_s < before_s] = UNKNOWN
 
     def loads(self, tiers: TierArray) -> FloatArray:
         """Requests on each replica: reported, corrected by this router's own; else the best known.

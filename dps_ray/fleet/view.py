@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dps_ray.fleet.ask import Ask
-from dps_ray.fleet.columns import FAST, UNKNOWN, Columns
+from dps_ray.fleet.columns import FAST, Columns
 from dps_ray.fleet.in_flight import InFlight
 from dps_ray.fleet.pipeline import Pipeline
 from dps_ray.fleet.policies import Policy
@@ -17,6 +17,9 @@ from dps_ray.fleet.table import StateTable
 from dps_ray.fleet.tally import DryRun, RouterReport, RouterTally
 
 NO_ASK = Ask()
+QUEUE_LEN_VALID_S = 10.0
+"""How long a queue length that Serve has heard says something, seconds; as in Serve itself."""
+EXPIRY_PERIOD_S = 0.5
 
 
 class FleetView:
@@ -46,6 +49,7 @@ class FleetView:
         self._hints: dict[str, Hint | None] = {}
         self._columns = Columns((), node_id)
         self._next_change_s = float("inf")
+        self._next_expiry_s = 0.0
         self._policy: Policy = defaults.routing
         self._pipeline: Pipeline = self._policy.build(rng)
         self._dry_run: DryRun | None = None
@@ -86,7 +90,8 @@ class FleetView:
         self.tally.retain(self._columns.index)
         for row, replica_id in enumerate(self._columns.ids):
             if replica_id in old.index:
-                self._columns.queue_len[row] = old.queue_len[old.index[replica_id]]
+                known = old.index[replica_id]
+                self._columns.note_queue_len(row, old.queue_len[known], old.queue_len_at_s[known])
             self._columns.open_requests[row] = self._in_flight.count(replica_id)
         self._refresh_all(now_s)
 
@@ -96,11 +101,11 @@ class FleetView:
         columns = self._columns
         return bool((~columns.gone & (columns.mode != FAST)).any())
 
-    def note_queue_len(self, replica_id: str, queue_len: int | None) -> None:
-        """Serve has heard how many requests a replica has, or no longer knows."""
+    def note_queue_len(self, replica_id: str, queue_len: int, now_s: float) -> None:
+        """Serve has heard how many requests a replica has."""
         row = self._columns.index.get(replica_id)
         if row is not None:
-            self._columns.queue_len[row] = UNKNOWN if queue_len is None else queue_len
+            self._columns.note_queue_len(row, queue_len, now_s)
 
     def decide(
         self, now_s: float, ask: Ask = NO_ASK, *, limit: int, explain: bool = False
@@ -110,6 +115,9 @@ class FleetView:
             self._recount(replica_id)
         if now_s >= self._next_change_s:
             self._refresh_all(now_s)
+        if now_s >= self._next_expiry_s:
+            self._next_expiry_s = now_s + EXPIRY_PERIOD_S
+            self._columns.forget_queue_lens(before_s=now_s - QUEUE_LEN_VALID_S)
         matches = self._prefixes.matches(ask.prefix) if ask.prefix else {}
         explain = explain or self.tally.wants_example
         decision = self._pipeline.decide(self._columns, ask, matches, limit=limit, explain=explain)

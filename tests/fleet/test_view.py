@@ -54,6 +54,17 @@ def load(view: FleetView, replica_id: str, now_s: float) -> float:
     return next(term.value for term in terms if term.scorer == "queue")
 
 
+def test_queue_length_that_serve_heard_long_ago_says_nothing() -> None:
+    view = view_of("old", "new")
+    view.note_queue_len("old", 1, 0.0)
+    view.note_queue_len("new", 7, 8.0)
+    assert [load(view, name, 9.9) for name in ("old", "new")] == [1, 7]
+    # Serve tells the replica set anew, which makes no queue length younger.
+    view.offer(peers("other", "old", "new"), 9.9)
+    assert [load(view, name, 11.0) for name in ("old", "new")] == [7, 7]
+    assert [load(view, name, 100_000.0) for name in ("old", "new")] == [0, 0]
+
+
 def test_unheard_replica_is_a_candidate_of_which_nothing_is_known() -> None:
     assert reasons(view_of("new"), 0.0)["new"].tier is Tier.UNKNOWN
 
