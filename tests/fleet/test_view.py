@@ -121,7 +121,7 @@ def test_requests_placed_since_the_report_are_added_and_finished_ones_taken_off(
 def test_own_requests_outlive_a_change_of_the_replica_set() -> None:
     view = view_of("a", "b")
     view.pick("one", "a", 1.0)
-    view.note_queue_len("a", 7)
+    view.note_queue_len("a", 7, 1.0)
     view.offer(peers("b", "a", "c"), 2.0)
     assert (view.open_requests("a"), load(view, "a", 2.0)) == (1, 7)
     view.offer(peers("b"), 3.0)
