@@ -120,6 +120,7 @@ def to_llm_config(fleet: FleetArgs) -> Any:
         "model_loading_config": _with_absolute_source(given.get("model_loading_config")),
         "deployment_config": {
             "request_router_config": router,
+            "graceful_shutdown_timeout_s": fleet.drain_s,
             **bounds,
             **deployment,
         },

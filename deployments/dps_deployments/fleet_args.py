@@ -11,6 +11,7 @@ from dps_ray.fleet.reporting import ReportOptions
 
 TIMEOUT_VARIABLE = "RAY_SERVE_LLM_ROUTER_HTTP_TIMEOUT"
 """Bounds a request in Ray's LLM ingress, whatever the HTTP options say; 600 s without it."""
+DRAIN_MARGIN_S = 10.0
 DEPLOYMENT_OPTIONS = {
     "name",
     "num_replicas",
@@ -45,7 +46,12 @@ class FleetArgs(BaseModel):
     """Bounds on what one request may bring."""
     request_timeout_s: Annotated[float, Field(gt=0.0)] = 600.0
     """Longest time until a request's answer begins, seconds; one that does not stream begins with
-    its end. Give ``http_options.request_timeout_s`` the same value."""
+    its end. Give ``http_options.request_timeout_s`` the same value: it bounds streams too."""
+
+    @property
+    def drain_s(self) -> float:
+        """How long a replica that stops lets its requests end, where no other time is given."""
+        return self.request_timeout_s + DRAIN_MARGIN_S
 
 
 def parse_fleet_args(args: dict[str, Any]) -> FleetArgs:
@@ -65,10 +71,14 @@ def parse_fleet_args(args: dict[str, Any]) -> FleetArgs:
     if isinstance(given, dict):
         faults += _engine_faults(given.get("engine_kwargs", {}))
         faults += _replica_faults(given.get("deployment_config", {}))
-    if isinstance(args.get("ingress"), dict):
-        faults += deployment_faults(args["ingress"], "args.ingress")
-        faults += _ingress_faults(args["ingress"])
-        if TIMEOUT_VARIABLE in _env_vars(args["ingress"]):
+    limits = args.get("limits")
+    if isinstance(given, dict) and (limits is None or isinstance(limits, dict)):
+        faults += _context_faults(given.get("engine_kwargs", {}), limits or {})
+    ingress = args.get("ingress", {})
+    if isinstance(ingress, dict):
+        faults += deployment_faults(ingress, "args.ingress")
+        faults += _ingress_faults(ingress)
+        if TIMEOUT_VARIABLE in _env_vars(ingress):
             faults.append(
                 f"args.ingress.ray_actor_options.runtime_env.env_vars.{TIMEOUT_VARIABLE} is set: "
                 "remove it and give args.request_timeout_s"
@@ -81,9 +91,10 @@ def parse_fleet_args(args: dict[str, Any]) -> FleetArgs:
 def ingress_options(fleet: FleetArgs) -> dict[str, Any]:
     """Serve options of the ingress, which learns the longest request from its environment."""
     actor = fleet.ingress.get("ray_actor_options") or {}
+    drain = {"graceful_shutdown_timeout_s": fleet.drain_s}
     variables = {**_env_vars(fleet.ingress), TIMEOUT_VARIABLE: f"{fleet.request_timeout_s:g}"}
     runtime_env = {**(actor.get("runtime_env") or {}), "env_vars": variables}
-    return {**fleet.ingress, "ray_actor_options": {**actor, "runtime_env": runtime_env}}
+    return {**drain, **fleet.ingress, "ray_actor_options": {**actor, "runtime_env": runtime_env}}
 
 
 def ingress_kwargs(fleet: FleetArgs) -> dict[str, Any]:
@@ -100,10 +111,31 @@ def ingress_kwargs(fleet: FleetArgs) -> dict[str, Any]:
 def _ingress_faults(ingress: dict[str, Any]) -> list[str]:
     """Each ingress replica fills its share of the places, so their number must be known."""
     remedy = "each ingress replica takes a share of the places: give num_replicas, a whole number"
-    return [
+    faults = [
         f"args.ingress.{name} is {ingress[name]!r}: {remedy}"
         for name in ("autoscaling_config", "num_replicas")
         if ingress.get(name) is not None and not isinstance(ingress[name], int)
+    ]
+    if "max_ongoing_requests" not in ingress:
+        faults.append(
+            "args.ingress.max_ongoing_requests is not set: Ray's default is no limit at all, and "
+            "so none on bodies that arrive; give the requests that one ingress replica may hold, "
+            "in its queue and on the replicas"
+        )
+    return faults
+
+
+def _context_faults(engine_kwargs: Any, limits: dict[str, Any]) -> list[str]:
+    """Prompts are bounded before they are tokenised, so their bound must be in the config."""
+    if not isinstance(engine_kwargs, dict):
+        return []
+    length = engine_kwargs.get("max_model_len")
+    if (isinstance(length, int) and length > 0) or limits.get("max_prompt_tokens") is not None:
+        return []
+    return [
+        f"args.llm_config.engine_kwargs.max_model_len is {length!r}: nothing but the body's size "
+        "would bound a prompt before it is tokenised; give a number of tokens here, or "
+        "args.limits.max_prompt_tokens"
     ]
 
 

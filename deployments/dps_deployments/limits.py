@@ -63,7 +63,7 @@ class RequestLimits(BaseModel):
     def for_context(self, max_model_len: Any) -> "RequestLimits":
         """These limits with the defaults that follow from the engine's context length."""
         tokens = self.max_prompt_tokens
-        if tokens is None and isinstance(max_model_len, int):
+        if tokens is None and isinstance(max_model_len, int) and max_model_len > 0:
             tokens = max_model_len
         chars = self.max_prompt_chars
         if chars is None and tokens is not None:

@@ -10,6 +10,8 @@ from ray.serve.schema import DeploymentSchema
 
 from dps_ray.config import faults_of
 
+MAX_HEALTH_CHECK_PERIOD_S = 10.0
+
 
 def deployment_faults(
     options: Mapping[str, Any], where: str, known: Collection[str] = DeploymentSchema.model_fields
@@ -44,6 +46,13 @@ def deployment_faults(
                 f"{where}.num_replicas is {options['num_replicas']!r} beside autoscaling_config: "
                 "remove one of the two"
             )
+    period_s = options.get("health_check_period_s")
+    if isinstance(period_s, int | float) and period_s > MAX_HEALTH_CHECK_PERIOD_S:
+        faults.append(
+            f"{where}.health_check_period_s is {period_s:g}: at most "
+            f"{MAX_HEALTH_CHECK_PERIOD_S:g}, Serve's default: a dead replica is replaced only "
+            "after three failed checks"
+        )
     faults += unknown_names(DeploymentSchema, values, where)
     try:
         DeploymentSchema(**values)

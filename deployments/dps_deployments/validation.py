@@ -9,18 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dps_autoscaling.checks import scaling_options
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from dps_deployments.app import build_controller, build_fleet, to_llm_config
 from dps_deployments.config_file import ConfigFile, Problem, read_config_file
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
-from dps_deployments.fleet_args import FleetArgs, ingress_kwargs, parse_fleet_args
-from dps_deployments.ingress_queue import share_of
+from dps_deployments.fleet_args import FleetArgs, parse_fleet_args
 from dps_deployments.options import deployment_faults, unknown_names
+from dps_deployments.relations import Controllers, Known, fleet_relations
 from dps_ray.config import DpsConfigError, faults_of
-from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.publication import ControllerOptions, parse_controller_options
 
 FLEET_BUILDER = "dps_deployments.app:build_fleet"
@@ -70,8 +68,8 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
     except ValidationError as error:
         yield from faults_of(error, "file")
     applications = document.get("applications")
-    fleets: dict[str, FleetArgs] = {}
-    controllers: dict[str, tuple[str, ControllerOptions]] = {}
+    fleets: dict[str, tuple[FleetArgs, Any]] = {}
+    controllers: Controllers = {}
     for index, app in enumerate(applications if isinstance(applications, list) else ()):
         if not isinstance(app, Mapping):
             continue
@@ -79,21 +77,19 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
         found: list[str] = []
         args = app.get("args", {})
         if app.get("import_path") == FLEET_BUILDER:
-            fleet, found = _fleet(args, with_model)
-            if fleet is not None:
-                fleets[where] = fleet
+            parsed, found = _fleet(args, with_model)
+            if parsed is not None:
+                fleets[where] = parsed, app.get("deployments")
         elif app.get("import_path") == CONTROLLER_BUILDER:
-            options, found = _controller(app)
-            if options is not None:
-                controllers[str(app.get("name"))] = where, options
+            controllers[str(app.get("name"))], found = _controller(app)
         yield from (f"{where}.{fault}" for fault in found)
         overrides = app.get("deployments")
         for number, override in enumerate(overrides if isinstance(overrides, list) else ()):
             if isinstance(override, Mapping):
                 yield from deployment_faults(override, f"{where}.deployments.{number}")
-    for where, fleet in fleets.items():
-        yield from _relations(where, fleet, controllers)
-        yield from _timeouts(where, fleet, document.get("http_options"))
+    http_options = document.get("http_options")
+    for where, (fleet, overrides) in fleets.items():
+        yield from fleet_relations(where, fleet, controllers, http_options, overrides)
 
 
 def _without_deployments(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +123,8 @@ def _fleet(args: Any, with_model: bool) -> tuple[FleetArgs | None, list[str]]:
         # Without the parts already found wrong, so that the rest can be looked at.
         wrong = {_field(fault).split(".")[1] for fault in faults}
         engine = {k: v for k, v in given.get("engine_kwargs", {}).items() if k not in _CHECKED}
-        safe = {**given, "engine_kwargs": engine, "deployment_config": _SAFE_DEPLOYMENT}
+        deployment = _without(given.get("deployment_config"), faults)
+        safe = {**given, "engine_kwargs": engine, "deployment_config": deployment}
         others = {name: args[name] for name in args if name not in wrong}
         try:
             fleet = FleetArgs.model_validate({**others, "llm_config": safe})
@@ -140,6 +137,15 @@ def _fleet(args: Any, with_model: bool) -> tuple[FleetArgs | None, list[str]]:
         except DpsConfigError as error:
             faults += error.faults
     return fleet, faults
+
+
+def _without(deployment_config: Any, faults: Iterable[str]) -> dict[str, Any]:
+    """A model's Serve options less those that are wrong, with what none can do without."""
+    given = deployment_config if isinstance(deployment_config, dict) else {}
+    paths = [_field(fault).split(".") for fault in faults]
+    inner = ["llm_config", "deployment_config"]
+    wrong = {name for path in paths if path[1:3] == inner for name in path[3:4]}
+    return {**_SAFE_DEPLOYMENT, **{k: v for k, v in given.items() if str(k) not in wrong}}
 
 
 _CHECKED = ("additional_config", "quantization")
@@ -180,13 +186,14 @@ def _without_unknown(llm_config: dict[str, Any], faults: Iterable[str]) -> dict[
     return known
 
 
-def _controller(app: Mapping[str, Any]) -> tuple[ControllerOptions | None, list[str]]:
+def _controller(app: Mapping[str, Any]) -> tuple[Known, list[str]]:
+    """The controller's options, as far as they can be read, and what is wrong with them."""
     faults: list[str] = []
     try:
         build_controller(app.get("args", {}))
     except DpsConfigError as error:
         faults += error.faults
-    options: ControllerOptions | None = ControllerOptions()
+    known = Known(ControllerOptions())
     overrides = app.get("deployments")
     for number, override in enumerate(overrides if isinstance(overrides, list) else ()):
         where = f"deployments.{number}"
@@ -198,79 +205,22 @@ def _controller(app: Mapping[str, Any]) -> tuple[ControllerOptions | None, list[
                 f"application is {CONTROLLER_DEPLOYMENT}"
             )
             continue
-        try:
-            options = parse_controller_options(override.get("user_config"))
-        except DpsConfigError as error:
-            options = None
-            faults += [f"{where}.{fault}" for fault in error.faults]
-    return options, faults
+        known, found = _controller_options(override.get("user_config"))
+        faults += [f"{where}.{fault}" for fault in found]
+    return known, faults
 
 
-def _relations(
-    where: str, fleet: FleetArgs, controllers: Mapping[str, tuple[str, ControllerOptions]]
-) -> Iterator[str]:
-    """Relations between a fleet and its controller: reports, ageing, queue, leases, size."""
-    if fleet.controller_app not in controllers:
-        yield (
-            f"{where}.args.controller_app is {fleet.controller_app!r}: no application of that name "
-            f"has import_path {CONTROLLER_BUILDER} (and a valid configuration)"
-        )
-        return
-    _, controller = controllers[fleet.controller_app]
-    heartbeat_s, stale_s = fleet.report.heartbeat_s, controller.ageing.stale_after_s
-    if heartbeat_s >= stale_s:
-        yield (
-            f"{where}.args.report.heartbeat_s is {heartbeat_s:g}: it must be below the "
-            f"controller's ageing.stale_after_s ({stale_s:g}), or every replica is stale between "
-            "two heartbeats; a third of it is a good value"
-        )
-    yield from _admission(where, fleet, controller.admission)
-    deployment = fleet.llm_config.get("deployment_config") or {}
-    scaling = scaling_options(deployment.get("autoscaling_config"))
-    ttl_s = controller.leases.ttl_s
-    if scaling is not None and controller.leases.enabled and scaling.calm_s <= ttl_s:
-        yield (
-            f"{where}.args.llm_config.deployment_config.autoscaling_config.policy.policy_kwargs."
-            f"calm_s is {scaling.calm_s:g}: it must be above the controller's leases.ttl_s "
-            f"({ttl_s:g}), or a replica would be stopped while it may begin to restore"
-        )
-
-
-def _admission(where: str, fleet: FleetArgs, admission: AdmissionOptions) -> Iterator[str]:
-    """The queue must be what is full first, and a refusal of its own must come first too."""
-    for name in ("full_wait_s", "no_replica_wait_s", "queue_wait_s"):
-        wait_s: float = getattr(admission, name)
-        if wait_s >= fleet.request_timeout_s:
-            yield (
-                f"{where}.args.request_timeout_s is {fleet.request_timeout_s:g}: it must be above "
-                f"the controller's admission.{name} ({wait_s:g}), or requests end with 408 instead "
-                "of the 503 that says when to come back"
-            )
-    room = fleet.ingress.get("max_ongoing_requests")
-    deployment = fleet.llm_config.get("deployment_config") or {}
-    replicas = (deployment.get("autoscaling_config") or {}).get("max_replicas")
-    replicas = replicas or deployment.get("num_replicas") or 1
-    places = deployment.get("max_ongoing_requests")
-    if not (isinstance(room, int) and isinstance(replicas, int) and isinstance(places, int)):
-        return
-    share = share_of(replicas * places, ingress_kwargs(fleet)["ingress_replicas"])
-    needed = share + 2 * admission.max_waiting
-    if room <= needed:
-        yield (
-            f"{where}.args.ingress.max_ongoing_requests is {room}: it must be above {needed}, the "
-            f"requests that it may have on {replicas} replicas ({share}) and twice the "
-            f"controller's admission.max_waiting ({admission.max_waiting}), for those in the queue "
-            "and those that pass it, or the queue is never full and urgent requests wait before it "
-            "with all others"
-        )
-
-
-def _timeouts(where: str, fleet: FleetArgs, http_options: Any) -> Iterator[str]:
-    """The proxy and the ingress each end a request: the two must agree on when."""
-    proxy_s = http_options.get("request_timeout_s") if isinstance(http_options, Mapping) else None
-    if isinstance(proxy_s, int | float) and proxy_s != fleet.request_timeout_s:
-        yield (
-            f"{where}.args.request_timeout_s is {fleet.request_timeout_s:g} and "
-            f"http_options.request_timeout_s is {proxy_s:g}: a request ends at the smaller of the "
-            "two; give both the same value"
-        )
+def _controller_options(user_config: Any) -> tuple[Known, list[str]]:
+    try:
+        return Known(parse_controller_options(user_config)), []
+    except DpsConfigError as error:
+        faults = list(error.faults)
+    if not isinstance(user_config, dict):
+        return Known(None), faults
+    # Without the sections already found wrong, so that relations of the others can be looked at.
+    wrong = {_field(fault).partition(".")[2].partition(".")[0] for fault in faults}
+    others = {name: user_config[name] for name in user_config if str(name) not in wrong}
+    try:
+        return Known(parse_controller_options(others), frozenset(wrong)), faults
+    except DpsConfigError as error:
+        return Known(None), faults + [fault for fault in error.faults if fault not in faults]

@@ -79,7 +79,6 @@ def chaos_config(replicas: int, ranks: int) -> FleetConfig:
             "num_replicas": replicas,
             "max_ongoing_requests": MAX_ONGOING,
             "health_check_timeout_s": 30,
-            "graceful_shutdown_timeout_s": 20,
         },
     )
     fleet = {

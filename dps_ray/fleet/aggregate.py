@@ -6,9 +6,9 @@ they keep growing across restarts and a reader's old version never looks current
 """
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dps_ray.fleet.snapshot import FleetSnapshot, FreshnessOptions
 from dps_ray.fleet.state import ReplicaState
@@ -21,6 +21,15 @@ class AggregateOptions(FreshnessOptions):
     publish_period_s: Annotated[float, Field(gt=0.0)] = 0.25
     """Shortest time between two versions made by mere refreshes, seconds. Transitions are
     published at once; this bounds what the heartbeats of a large fleet cost every router."""
+
+    @model_validator(mode="after")
+    def _publish_in_time(self) -> Self:
+        if self.publish_period_s >= self.stale_after_s:
+            raise ValueError(
+                f"publish_period_s ({self.publish_period_s:g}) must be below stale_after_s "
+                f"({self.stale_after_s:g}), or every replica is stale between two publications"
+            )
+        return self
 
 
 class FleetAggregate:

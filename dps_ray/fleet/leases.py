@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dps_ray.fleet.figures import FleetFigures
 from dps_ray.fleet.shares import share_of
@@ -50,6 +50,16 @@ class LeaseOptions(BaseModel):
     """A replica that has not reached the controller for so long restores without a lease, each at a
     moment of its own between this time and twice this time. ``null``: never; it stays in fast mode
     until a controller is back, and serves on meanwhile."""
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        alone_s = self.alone_after_s
+        if self.enabled and alone_s is not None and alone_s <= self.ttl_s:
+            raise ValueError(
+                f"alone_after_s ({alone_s:g}) must be above ttl_s ({self.ttl_s:g}), or replicas "
+                "restore without a lease while leases that were granted before are valid"
+            )
+        return self
 
 
 class Refusal(StrEnum):

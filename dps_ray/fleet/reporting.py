@@ -21,7 +21,8 @@ class ReportOptions(BaseModel):
     ``stale_after_s``: keep this below a third of it."""
 
     lease_poll_s: Annotated[float, Field(gt=0.0)] = 0.25
-    """Time between two reports while the replica waits for a restore lease, seconds."""
+    """Time between two reports while the replica waits for a restore lease, seconds; they take the
+    heartbeat's place."""
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
@@ -29,6 +30,12 @@ class ReportOptions(BaseModel):
             raise ValueError(
                 f"poll_period_s ({self.poll_period_s}) must not be above heartbeat_s "
                 f"({self.heartbeat_s}): a heartbeat is sent at a poll"
+            )
+        if self.lease_poll_s > self.heartbeat_s:
+            raise ValueError(
+                f"lease_poll_s ({self.lease_poll_s:g}) must not be above heartbeat_s "
+                f"({self.heartbeat_s:g}): a replica that waits for a lease would be silent for "
+                "longer than any other, stale, and out of the queue for leases"
             )
         return self
 

@@ -23,7 +23,8 @@ applications:
       routing: {name: mode_aware}
       ageing:
         stale_after_s: 3.5
-      leases: {ttl_s: 60}
+        publish_period_s: 0.25
+      leases: {ttl_s: 60, alone_after_s: 90}
 - name: llm
   route_prefix: /
   import_path: dps_deployments.app:build_fleet
@@ -32,6 +33,7 @@ applications:
     request_timeout_s: 900
     report:
       heartbeat_s: 1.0
+      lease_poll_s: 0.25
     ingress:
       num_replicas: 1
       max_ongoing_requests: 2048
@@ -45,6 +47,8 @@ applications:
           dps: {low_watermark: 0.5}
       deployment_config:
         max_ongoing_requests: 64
+        graceful_shutdown_timeout_s: 910
+        health_check_period_s: 2
         autoscaling_config:
           min_replicas: 0
           max_replicas: 4
@@ -85,15 +89,26 @@ FAULTS = [
     ("    request_timeout_s: 900", "    request_timeout_s: 120", "no_replica_wait_s (120)"),
     ("    request_timeout_s: 900", "    request_timeout_s: 100", "admission.queue_wait_s (120)"),
     (
-        "      leases: {ttl_s: 60}",
+        "      leases: {ttl_s: 60, alone_after_s: 90}",
         "      admission: {min_retry_after_s: 90}",
         "min_retry_after_s (90) must not be above",
     ),
     ("      num_replicas: 1", "      autoscaling_config: {max_replicas: 2}", "give num_replicas"),
     ("      num_replicas: 1", "      num_replicas: auto", "ingress.num_replicas is 'auto'"),
-    ("        max_model_len: 512", "        scheduling_policy: lifo", "policy is 'lifo'"),
+    ("        quantization: dps", "        scheduling_policy: lifo", "policy is 'lifo'"),
+    ("        max_model_len: 512", "        max_model_len: -1", "max_model_len is -1: nothing"),
+    ("        max_model_len: 512", "        max_num_seqs: 8", "max_model_len is None: nothing"),
+    (
+        "      max_ongoing_requests: 2048",
+        "      max_queued_requests: 2048",
+        "args.ingress.max_ongoing_requests is not set",
+    ),
     ("    request_timeout_s: 900", "    limits: {max_body_bytes: 0}", "max_body_bytes is 0"),
-    ("      leases: {ttl_s: 60}", "      admin: {token: x}", "admin.token is not an option"),
+    (
+        "      leases: {ttl_s: 60, alone_after_s: 90}",
+        "      admin: {token: x}",
+        "admin.token is not an option",
+    ),
     # Values of another kind, empty keys and keys that are numbers.
     ("          dps: {low_watermark: 0.5}", "          dps: {1: 2}", "dps.1 is"),
     ("      deployment_config:", "      deployment_config: 3\n      other:", "is 3: give"),
@@ -101,7 +116,52 @@ FAULTS = [
     ("  port: 8000", "  8000: 1", "http_options.8000 is not an option"),
     ("        max_ongoing_requests: 64", "        1: 2\n        other: 3", "config.1 is not"),
     # Relations of intervals, also between two applications.
-    ("      heartbeat_s: 1.0", "      heartbeat_s: 4.0", "below the controller's ageing"),
+    (
+        "        publish_period_s: 0.25",
+        "        publish_period_s: 30",
+        "publish_period_s (30) must be below stale_after_s (3.5)",
+    ),
+    (
+        "      heartbeat_s: 1.0",
+        "      heartbeat_s: 3.2",
+        "heartbeat_s is 3.2: with poll_period_s (0.05)",
+    ),
+    (
+        "      leases: {ttl_s: 60, alone_after_s: 90}",
+        "      leases: {ttl_s: 60, alone_after_s: 0.2}",
+        "alone_after_s (0.2) must be above ttl_s (60)",
+    ),
+    (
+        "      leases: {ttl_s: 60, alone_after_s: 90}",
+        "      leases: {ttl_s: 3}",
+        "leases.ttl_s (3.0) must be above ageing.stale_after_s (3.5)",
+    ),
+    (
+        "      lease_poll_s: 0.25",
+        "      lease_poll_s: 500",
+        "lease_poll_s (500) must not be above heartbeat_s (1)",
+    ),
+    (
+        "        health_check_period_s: 2",
+        "        health_check_period_s: 300",
+        "health_check_period_s is 300: at most 10",
+    ),
+    (
+        "        graceful_shutdown_timeout_s: 910",
+        "        graceful_shutdown_timeout_s: 1",
+        "deployment_config.graceful_shutdown_timeout_s is 1: it must be above",
+    ),
+    (
+        "      num_replicas: 1",
+        "      graceful_shutdown_timeout_s: 20",
+        "ingress.graceful_shutdown_timeout_s is 20: it must be above",
+    ),
+    (
+        "  route_prefix: /",
+        "  route_prefix: /\n  deployments: [{name: LLMServer, graceful_shutdown_timeout_s: 5}]",
+        "deployments.0.graceful_shutdown_timeout_s is 5: it must be above",
+    ),
+    ("      heartbeat_s: 1.0", "      heartbeat_s: 4.0", "below the controller's ageing.stale"),
     ("          look_back_period_s: 30", "          look_back_period_s: 8", "a mean needs"),
     ("          upscale_delay_s: 30", "          upscale_delay_s: 20", "grows twice"),
     ("          downscale_delay_s: 5", "          downscale_delay_s: 600", "delay_s is 600"),
@@ -110,7 +170,7 @@ FAULTS = [
     ("              calm_s: 300", "              calm_s: 25", "calm_s is 25: it must be"),
     ("              calm_s: 300", "              calm_s: 45", "leases.ttl_s (60)"),
     # YAML keeps the last of two equal keys in silence.
-    ("  route_prefix: /", "  route_prefix: /\n  route_prefix: /", "stands already in line 16"),
+    ("  route_prefix: /", "  route_prefix: /\n  route_prefix: /", "stands already in line 17"),
 ]  # fmt: skip
 
 
@@ -171,6 +231,27 @@ def test_all_faults_are_found_at_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(set(lines)) >= 9
 
 
+def test_wrong_sections_hide_no_relations_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = {
+        "alone_after_s (0.2) must be above ttl_s (60)",
+        "publish_period_s (30) must be below stale_after_s (3.5)",
+        "policy is 'lifo'",
+        "request_timeout_s is 100: it must be above",
+        "deployment_config.graceful_shutdown_timeout_s is 1: it must be above",
+        "health_check_period_s is 300: at most 10",
+    }
+    text = GOOD.replace("    request_timeout_s: 900", "    request_timeout_s: 100", 1)
+    for good, bad, message in FAULTS:
+        if message in messages:
+            text = text.replace(f"\n{good}", f"\n{bad}", 1)
+    found = problems(tmp_path / "bad.yaml", text, capsys, 1)
+    for message in messages:
+        assert any(message in problem for _, problem in found), (message, found)
+    assert not any("controller_app" in problem for _, problem in found)
+
+
 def test_file_that_is_not_yaml_ends_with_its_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +294,6 @@ def test_model_folder_is_looked_for_only_on_request(
     file = tmp_path / "good.yaml"
     file.write_text(GOOD)
     assert main(["validate", "--with-model", str(file)]) == 1
-    assert f"{file}:27: applications.1.args.llm_config.model_loading_config" in (
+    assert f"{file}:29: applications.1.args.llm_config.model_loading_config" in (
         capsys.readouterr().out
     )

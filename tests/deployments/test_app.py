@@ -28,9 +28,14 @@ GOOD: dict[str, Any] = {
     "llm_config": {
         "model_loading_config": {"model_id": "m", "model_source": "./no-such-model"},
         "accelerator_config": {"kind": "cpu"},
-        "engine_kwargs": {"quantization": "dps", "additional_config": {"dps": {"pin": "auto"}}},
+        "engine_kwargs": {
+            "max_model_len": 512,
+            "quantization": "dps",
+            "additional_config": {"dps": {"pin": "auto"}},
+        },
         "deployment_config": {"max_ongoing_requests": 8},
-    }
+    },
+    "ingress": {"max_ongoing_requests": 64},
 }
 
 
@@ -85,6 +90,11 @@ def changed(*path: str, value: Any) -> dict[str, Any]:
             changed("report", value={"poll_period_s": 2.0, "heartbeat_s": 1.0}),
             "poll_period_s",
         ),
+        (changed("ingress", value={}), "args.ingress.max_ongoing_requests is not set"),
+        (
+            changed("llm_config", "engine_kwargs", "max_model_len", value=-1),
+            "max_model_len is -1: nothing but the body's size",
+        ),
         (
             changed("llm_config", "engine_kwargs", "max_model_length", value=9),
             r"engine_kwargs\.max_model_length is not an option of vLLM",
@@ -100,7 +110,11 @@ def test_wrong_argument_is_named_in_one_line(args: dict[str, Any], message: str)
 
 def test_ingress_lets_a_request_last_as_long_as_the_arguments_say() -> None:
     actor = {"num_cpus": 0, "runtime_env": {"env_vars": {"A": "1"}}}
-    args = {**GOOD, "request_timeout_s": 1200, "ingress": {"ray_actor_options": actor}}
+    args = {
+        **GOOD,
+        "request_timeout_s": 1200,
+        "ingress": {"max_ongoing_requests": 64, "ray_actor_options": actor},
+    }
     assert ingress_options(parse_fleet_args(args))["ray_actor_options"] == {
         "num_cpus": 0,
         "runtime_env": {"env_vars": {"A": "1", TIMEOUT_VARIABLE: "1200"}},
@@ -119,7 +133,7 @@ def test_ingress_learns_the_context_the_policy_and_its_own_number() -> None:
     assert (told["limits"].max_prompt_tokens, told["limits"].max_prompt_chars) == (100, 1600)
     assert (told["priorities"], told["ingress_replicas"]) == (False, 1)
     engine["scheduling_policy"] = "priority"
-    args["ingress"] = {"num_replicas": 2}
+    args["ingress"] = {"num_replicas": 2, "max_ongoing_requests": 64}
     told = ingress_kwargs(parse_fleet_args(args))
     assert (told["priorities"], told["ingress_replicas"]) == (True, 2)
 

@@ -37,7 +37,7 @@ def test_reply_that_is_not_understood_does_not_end_the_reports() -> None:
     controller = NewerController()
 
     async def run() -> None:
-        options = ReportOptions(poll_period_s=0.005, heartbeat_s=0.01)
+        options = ReportOptions(poll_period_s=0.005, heartbeat_s=0.01, lease_poll_s=0.01)
         client = cast(ControllerClient, controller)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
