@@ -23,6 +23,8 @@ class ReplicaProbe:
         What the fleet allows.
     is_stopping
         Whether Serve is stopping the replica.
+    clock
+        Monotonic seconds.
     """
 
     def __init__(
@@ -31,7 +33,9 @@ class ReplicaProbe:
         code_version: str,
         permits: ReplicaPermits,
         is_stopping: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._is_stopping = is_stopping
         self._identity = identity
         self._permits = permits
@@ -39,7 +43,10 @@ class ReplicaProbe:
         self._sequence = 0
         self._read_status: Callable[[], EngineStatus | None] | None = None
         self._engine_is_dead: Callable[[], bool] | None = None
+        self._has_work: Callable[[], bool] = lambda: False
         self._cause_of_death: str | None = None
+        self._page_sequence: int | None = None
+        self._current_at_s = clock()
 
     @property
     def cause_of_death(self) -> str | None:
@@ -50,6 +57,7 @@ class ReplicaProbe:
         self,
         engine_is_dead: Callable[[], bool],
         read_status: Callable[[], EngineStatus | None] | None,
+        has_work: Callable[[], bool],
     ) -> None:
         """Note that the engine is up.
 
@@ -59,7 +67,10 @@ class ReplicaProbe:
             Cheap look at the engine client.
         read_status
             Reads the status page; ``None`` for an engine that is not elastic.
+        has_work
+            The engine owes somebody an answer, as far as its client knows.
         """
+        self._has_work = has_work
         self._engine_is_dead = engine_is_dead
         self._read_status = read_status
 
@@ -79,6 +90,7 @@ class ReplicaProbe:
             replica_id=self._identity.replica_id,
             sequence=self._sequence,
             sent_at_s=time.time(),
+            measured_ago_s=self._age_s(status),
             code_version=self._code_version,
             health=self._health(),
             node_id=self._identity.node_id,
@@ -99,6 +111,13 @@ class ReplicaProbe:
                 except RuntimeError as error:
                     self.latch_death(str(error))
         return None
+
+    def _age_s(self, status: EngineStatus) -> float:
+        """How old is what the page says: an engine with work publishes at every step."""
+        now_s = self._clock()
+        if status.sequence != self._page_sequence or not self._has_work():
+            self._page_sequence, self._current_at_s = status.sequence, now_s
+        return now_s - self._current_at_s
 
     def _health(self) -> Health:
         if self._cause_of_death is not None:

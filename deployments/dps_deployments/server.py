@@ -69,6 +69,7 @@ class DpsLLMServer(LLMServer):
         self._probe.engine_started(
             engine_is_dead=lambda: bool(engine.errored),
             read_status=self._page.read if self._page is not None else None,
+            has_work=engine.output_processor.has_unfinished_requests,
         )
 
     async def check_health(self) -> None:

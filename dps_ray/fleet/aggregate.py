@@ -71,7 +71,7 @@ class FleetAggregate:
 
     def apply(self, state: ReplicaState) -> Verdict:
         """Take in one report; a transition becomes visible in ``version`` at once."""
-        verdict = self._table.apply(state, self._clock())
+        verdict = self._table.apply(state, self._clock(), state.measured_ago_s)
         self.verdicts[verdict] += 1
         if verdict.accepted:
             self._changed_in[state.replica_id] = self._version + 1

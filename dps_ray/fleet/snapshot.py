@@ -16,7 +16,7 @@ class Standing(StrEnum):
     COLD = "cold"
     """Never heard, or still starting."""
     STALE = "stale"
-    """Heard, but too long ago: its figures say nothing about now."""
+    """Heard, but its figures were measured too long ago: they say nothing about now."""
     DRAINING = "draining"
     DEAD = "dead"
 
@@ -27,7 +27,8 @@ class FreshnessOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     stale_after_s: Annotated[float, Field(gt=0.0)] = 3.5
-    """Silence after which an entry is stale, seconds. Three missed heartbeats and some slack."""
+    """Age of its figures after which an entry is stale, seconds. Three missed heartbeats and some
+    slack."""
     forget_after_s: Annotated[float, Field(gt=0.0)] = 60.0
     """Silence after which an entry is dropped, seconds."""
 
@@ -65,7 +66,7 @@ class Entry(BaseModel):
     replica_id: str
     standing: Standing
     age_s: float | None
-    """Time since the state was received, seconds; ``None`` when there is none."""
+    """Time since the state was measured, seconds; ``None`` when there is none."""
     state: ReplicaState | None
 
     @classmethod

@@ -55,6 +55,9 @@ class ReplicaState(BaseModel):
     sent_at_s: float
     """Wall clock of the sender, seconds since the epoch. For people: ages are never derived from
     it, because clocks of different nodes differ."""
+    measured_ago_s: Seconds = 0.0
+    """How old the figures were when the report was sent, on the sender's clock, seconds. It grows
+    while an engine that has work publishes nothing new; an idle engine's page stays true."""
     source: Source
     code_version: str
     node_id: str | None = None
@@ -144,6 +147,7 @@ class ReplicaState(BaseModel):
         replica_id: str,
         sequence: int,
         sent_at_s: float,
+        measured_ago_s: float,
         code_version: str,
         health: Health,
         node_id: str | None = None,
@@ -157,6 +161,7 @@ class ReplicaState(BaseModel):
             replica_id=replica_id,
             sequence=sequence,
             sent_at_s=sent_at_s,
+            measured_ago_s=measured_ago_s,
             source=Source.ENGINE,
             code_version=code_version,
             node_id=node_id,

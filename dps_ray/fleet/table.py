@@ -1,7 +1,8 @@
 """The latest state of every known replica, with its age: kept by the controller and by each router.
 
-Reports may arrive late, twice or out of order; the sequence number decides. Ages are measured on
-the keeper's own clock from the moment of receipt, so no two clocks are ever compared.
+Reports may arrive late, twice or out of order; the sequence number decides. An age is what the
+sender says its figures' age was, measured on its own clock, and the time since receipt on the
+keeper's: no two clocks are ever compared.
 """
 
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ class _Record:
     state: ReplicaState
     measured_at_s: float
     """The keeper's clock when the state was current."""
+    heard_at_s: float
+    """The keeper's clock when it came."""
 
 
 def transition_key(state: ReplicaState) -> tuple[object, ...]:
@@ -65,7 +68,7 @@ class StateTable:
                 return Verdict.OUTDATED
             if known.state.health is Health.DEAD and state.health is not Health.DEAD:
                 return Verdict.AFTER_DEATH
-        self._records[state.replica_id] = _Record(state, now_s - age_s)
+        self._records[state.replica_id] = _Record(state, now_s - age_s, now_s)
         if known is None or transition_key(state) != transition_key(known.state):
             return Verdict.TRANSITION
         return Verdict.REFRESH
@@ -93,7 +96,7 @@ class StateTable:
         gone = [
             record.state
             for record in self._records.values()
-            if now_s - record.measured_at_s > options.forget_after_s
+            if now_s - record.heard_at_s > options.forget_after_s
         ]
         for state in gone:
             del self._records[state.replica_id]

@@ -52,7 +52,9 @@ class CheapReplica:
         page = self._page = StatusPage.create(page_key(self._replica_id))
         permits = ReplicaPermits(self._replica_id, time.monotonic())
         self._probe = ReplicaProbe(identity, "test", permits, stop_flag())
-        self._probe.engine_started(lambda: page.requested_pin() is Pin.FAST, page.read)
+        self._probe.engine_started(
+            lambda: page.requested_pin() is Pin.FAST, page.read, lambda: False
+        )
 
         def obey() -> None:
             now_s = time.monotonic()

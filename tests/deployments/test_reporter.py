@@ -20,6 +20,10 @@ from dps_ray.status import EngineStatus
 from .statuses import IDLE, RESTORING
 
 
+def idle() -> bool:
+    return False
+
+
 class NewerController:
     """Answers with a verdict that this release does not know."""
 
@@ -76,7 +80,7 @@ def test_lease_is_gone_from_the_page_before_the_report_that_gives_it_back(
     assert permits.has_lease(now_s)
     probe = ReplicaProbe(ReplicaIdentity("r1", "llm#model", "node"), "1", permits, lambda: False)
     readings = iter([IDLE, later])
-    probe.engine_started(lambda: False, lambda: next(readings))
+    probe.engine_started(lambda: False, lambda: next(readings), idle)
     controller = LastWord()
 
     def obey() -> None:

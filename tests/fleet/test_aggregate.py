@@ -84,6 +84,24 @@ def test_silent_replica_grows_stale_and_is_then_forgotten(
     assert fleet.version == version + 1
 
 
+def test_replica_that_reports_old_figures_grows_stale_and_is_not_forgotten(
+    fleet: FleetAggregate, clock: Clock
+) -> None:
+    """Its process lives and its engine's page stands still."""
+    reports = int(2 * fleet.options.forget_after_s)
+    for number in range(reports):
+        fleet.apply(replica_state(sequence=number, measured_ago_s=float(number)))
+        fleet.tick()
+        (entry,) = fleet.snapshot().entries
+        assert entry.age_s == number
+        old = number > fleet.options.stale_after_s
+        assert entry.standing is (Standing.STALE if old else Standing.LIVE)
+        clock.now_s += 1.0
+    assert fleet.verdicts[Verdict.TRANSITION] == 1
+    fleet.apply(replica_state(sequence=reports))
+    assert standing(fleet) is Standing.LIVE
+
+
 def test_death_is_final_and_outlasts_silence(fleet: FleetAggregate, clock: Clock) -> None:
     fleet.apply(replica_state(sequence=1, health=Health.DEAD))
     assert fleet.apply(replica_state(sequence=2)) is Verdict.AFTER_DEATH

@@ -57,6 +57,7 @@ def from_status(status: EngineStatus) -> ReplicaState:
         replica_id="a",
         sequence=1,
         sent_at_s=6.0,
+        measured_ago_s=0.0,
         code_version="1",
         health=Health.READY,
     )

@@ -65,6 +65,15 @@ def test_queue_length_that_serve_heard_long_ago_says_nothing() -> None:
     assert [load(view, name, 100_000.0) for name in ("old", "new")] == [0, 0]
 
 
+def test_figures_that_are_reported_again_and_again_grow_old_in_the_router_too() -> None:
+    view = view_of("a")
+    for second in range(6):
+        state = replica_state("a", sequence=second, running=5)
+        view.merge(publication(state, version=second, age_s=float(second)), float(second))
+        expected = Tier.READY if second <= 3.5 else Tier.UNKNOWN
+        assert reasons(view, float(second))["a"].tier is expected
+
+
 def test_unheard_replica_is_a_candidate_of_which_nothing_is_known() -> None:
     assert reasons(view_of("new"), 0.0)["new"].tier is Tier.UNKNOWN
 
