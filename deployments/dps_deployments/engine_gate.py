@@ -7,11 +7,22 @@ from typing import Any
 
 from dps_deployments.origins import FullModeMissedError, observed, tell_origins
 from dps_deployments.refusals import bad_request, precision_unavailable, replica_lost
-from dps_deployments.requests import PRECISION_FIELD, floor_of, leave_wait, wait_of
+from dps_deployments.requests import (
+    PRECISION_FIELD,
+    PRIORITY_HEADER,
+    floor_of,
+    leave_wait,
+    priority_of,
+    wait_of,
+)
 from dps_ray.fleet.admission import AdmissionOptions
+from dps_ray.fleet.waiting import rank_of
 from dps_ray.modes import Floor, Mode
 
 POLL_PERIOD_S = 0.02
+RANKS_PER_S = 1000.0
+MAX_PRIORITY = 2**62
+"""The engine's messages hold priorities of 64 bits."""
 
 
 class EngineGate:
@@ -27,13 +38,20 @@ class EngineGate:
         The engine's mode; ``None`` when it is not known.
     read_options
         The operator's bounds on waiting, which may change.
+    priorities
+        The engine schedules by priority.
     """
 
     def __init__(
-        self, read_mode: Callable[[], Mode | None], read_options: Callable[[], AdmissionOptions]
+        self,
+        read_mode: Callable[[], Mode | None],
+        read_options: Callable[[], AdmissionOptions],
+        *,
+        priorities: bool = False,
     ) -> None:
         self._read_mode = read_mode
         self._read_options = read_options
+        self._priorities = priorities
         self._waiting = 0
         self._look: asyncio.Task[None] | None = None
 
@@ -52,6 +70,8 @@ class EngineGate:
             # The engine reads the body alone: there the header must win over it too.
             if floor is not Floor.ANY or PRECISION_FIELD in (request.vllm_xargs or {}):
                 request.vllm_xargs = {**(request.vllm_xargs or {}), PRECISION_FIELD: floor.value}
+            if self._priorities:
+                self._set_rank(request, headers)
             try:
                 if floor is Floor.FULL:
                     _refuse_beams(request)
@@ -72,6 +92,15 @@ class EngineGate:
                 raise replica_lost(type(error).__name__) from error
 
         return guarded
+
+    def _set_rank(self, request: Any, headers: Any) -> None:
+        """Let the engine serve by rank: by bare priorities the least urgent could starve in it."""
+        ageing_s = self._read_options().priority_ageing_s
+        rank_s = rank_of(priority_of(request, headers), time.monotonic(), ageing_s)
+        request.priority = round(max(-MAX_PRIORITY, min(RANKS_PER_S * rank_s, MAX_PRIORITY)))
+        # In vLLM the header beats the body.
+        for name in [name for name in headers or () if name.lower() == PRIORITY_HEADER]:
+            del headers[name]
 
     async def _wait_for_full(self, asked_s: float | None) -> float:
         """Wait until the engine is in full mode; how much longer the request may wait, seconds."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dps_deployments.beside import Beside
 from dps_deployments.refusals import overloaded
 from dps_ray.fleet.admission import DrainRate, retry_after_s
-from dps_ray.fleet.waiting import PriorityQueue, Ticket
+from dps_ray.fleet.waiting import PriorityQueue, Ticket, rank_of
 
 UNEVEN = 1.25
 """Several ingress replicas share the places; one that gets more requests may take so much more."""
@@ -77,7 +77,8 @@ class IngressQueue:
             The request is shed, or has waited for so long.
         """
         waiter = asyncio.get_running_loop().create_future()
-        ticket = self._queue.arrive(priority)
+        ageing_s = self._figures().admission.priority_ageing_s
+        ticket = self._queue.arrive(rank_of(priority, self._clock(), ageing_s))
         self._waiters[ticket] = waiter
         try:
             self._admit()

@@ -23,8 +23,12 @@ class AdmissionOptions(BaseModel):
     """Most requests that may wait at one ingress replica for a place on the replicas. Beyond it the
     least urgent is shed, the youngest among equals."""
     queue_wait_s: Seconds = 120.0
-    """Longest wait in that queue, seconds: requests of low priority would starve there as long as
-    more urgent ones keep coming. A request may ask for less with the header ``X-DPS-Wait-S``."""
+    """Longest wait in that queue, seconds. A request may ask for less with the header
+    ``X-DPS-Wait-S``."""
+    priority_ageing_s: Annotated[float, Field(gt=0.0, le=1e9)] = 30.0
+    """Wait that makes a request as urgent as one of the next priority that has just arrived,
+    seconds: so long a request can be overtaken by that priority, and twice as long by the one
+    after it. Holds for requests that arrive after a change."""
     min_retry_after_s: Annotated[float, Field(ge=1.0)] = 2.0
     """Shortest ``Retry-After``, seconds; also used where no drain rate is known."""
     max_retry_after_s: Annotated[float, Field(ge=1.0)] = 60.0

@@ -1,15 +1,36 @@
-"""A bounded queue by priority: who goes next, and who is shed when it is full."""
+"""A bounded queue by priority: who goes next, and who is shed when it is full.
+
+Those that wait grow more urgent, one level of priority in every ``ageing_s``. All that wait age
+alike, so that their order never changes: what counts is the moment of arrival, shifted by
+``ageing_s`` for each level. A request is overtaken only by more urgent ones that arrive within
+``ageing_s`` for each level between the two, and then by nobody.
+"""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+
+
+def rank_of(priority: int, arrived_s: float, ageing_s: float) -> float:
+    """Place in the order of service, lower is sooner; on the clock of ``arrived_s``, seconds.
+
+    Parameters
+    ----------
+    priority
+        Lower is sooner, as in vLLM.
+    arrived_s
+        When the request arrived, monotonic seconds.
+    ageing_s
+        Wait that counts as much as one level of priority, seconds.
+    """
+    return priority * ageing_s + arrived_s
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ticket:
     """One request in the order in which it is served."""
 
-    priority: int
-    """Lower is sooner, as in vLLM."""
+    rank_s: float
+    """See ``rank_of``."""
     number: int
     """In the order of arrival."""
 
@@ -35,9 +56,15 @@ class PriorityQueue:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def arrive(self, priority: int) -> Ticket:
-        """Take in a request, which waits until ``admit`` gives it a place; then call ``shed``."""
-        ticket = Ticket(priority, self._next_number)
+    def arrive(self, rank_s: float) -> Ticket:
+        """Take in a request, which waits until ``admit`` gives it a place; then call ``shed``.
+
+        Parameters
+        ----------
+        rank_s
+            See ``rank_of``.
+        """
+        ticket = Ticket(rank_s, self._next_number)
         self._next_number += 1
         insort(self._waiting, ticket)
         return ticket

@@ -1,147 +1,23 @@
-"""A precision floor on its way through a replica, and what the response tells about the tokens."""
+"""A request on its way through a replica: precision floor, rank, and the engine's death."""
 
 import asyncio
-import json
-import pickle
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dps_deployments.engine_gate import POLL_PERIOD_S, EngineGate
-from dps_deployments.origins import observed, tell_origins
+from dps_deployments.engine_gate import MAX_PRIORITY, POLL_PERIOD_S, EngineGate
 from dps_deployments.refusals import (
     BadRequestError,
     PrecisionUnavailableError,
     ReplicaLostError,
 )
-from dps_deployments.requests import ask_of, floor_of, priority_of
 
 from dps_ray.fleet.admission import AdmissionOptions
-from dps_ray.modes import Floor, Mode
+from dps_ray.modes import Mode
 
-
-def request(**fields: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"vllm_xargs": None, "prompt": "hello", **fields})
-
-
-def info(**headers: str) -> SimpleNamespace:
-    return SimpleNamespace(headers={name.replace("_", "-"): v for name, v in headers.items()})
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "expected"),
-    [
-        (request(), {}, Floor.ANY),
-        (request(), {"X-DPS-Precision": "full"}, Floor.FULL),
-        (request(vllm_xargs={"dps_precision": "prefer-full"}), None, Floor.PREFER_FULL),
-        (request(vllm_xargs={"dps_precision": "any"}), {"x-dps-precision": "full"}, Floor.FULL),
-    ],
-)
-def test_floor_is_read_from_the_header_then_the_body(
-    body: Any, headers: dict[str, str] | None, expected: Floor
-) -> None:
-    assert floor_of(body, headers) is expected
-
-
-def test_unknown_floor_is_refused_with_the_choices() -> None:
-    with pytest.raises(BadRequestError, match="'half': give one of any, prefer-full, full"):
-        floor_of(request(), {"X-DPS-Precision": "half"})
-
-
-@pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf"])
-def test_wait_that_is_no_number_of_seconds_is_refused(value: str) -> None:
-    pending = SimpleNamespace(args=(request(), info(X_DPS_Wait_S=value)))
-    with pytest.raises(BadRequestError, match="X-DPS-Wait-S"):
-        ask_of(pending)
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "expected"),
-    [
-        (request(), {}, 0),
-        (request(priority=3), {}, 3),
-        (request(priority=3), {"x-vllm-priority": "-2"}, -2),
-    ],
-)
-def test_priority_is_read_from_the_header_then_the_body(
-    body: Any, headers: dict[str, str], expected: int
-) -> None:
-    assert priority_of(body, headers) == expected
-
-
-@pytest.mark.parametrize("value", ["soon", "1.5", str(2**63)])
-def test_priority_that_vllm_would_ignore_is_refused(value: str) -> None:
-    with pytest.raises(BadRequestError, match="X-Vllm-Priority is"):
-        priority_of(request(), {"X-Vllm-Priority": value})
-
-
-def test_chat_prompts_with_the_same_beginning_share_their_prefix() -> None:
-    def ask(question: str) -> tuple[int, ...]:
-        messages = [{"role": "system", "content": "Be kind. " * 100}, {"content": question}]
-        return ask_of(SimpleNamespace(args=(SimpleNamespace(messages=messages),))).prefix
-
-    one, other = ask("first?" * 100), ask("second?" * 100)
-    assert one[:3] == other[:3]
-    assert one != other
-
-
-def test_refusals_survive_the_way_between_processes() -> None:
-    error = PrecisionUnavailableError("no", 503, 4.0)
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.status_code, again.retry_after_s) == ("no", 503, 4.0)
-
-
-class Engine:
-    """Stands for an engine of ``ray.serve.llm``: passes on what its client generates."""
-
-    def __init__(self, client: "Client") -> None:
-        self.client = client
-        self.seen: list[Any] = []
-
-    async def completions(self, body: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        self.seen.append(body.vllm_xargs)
-        if not body.stream:
-            async for _ in self.client.generate():
-                pass
-            yield SimpleNamespace(usage=SimpleNamespace(completion_tokens=5))
-            return
-        async for output in self.client.generate():
-            reason = '"stop"' if output.finished else "null"
-            yield f'data: {{"choices":[{{"text":"a","finish_reason":{reason}}}]}}\n\n'
-        yield 'data: {"choices":[],"usage":{"completion_tokens":5}}\n\n'
-        yield "data: [DONE]\n\n"
-
-    chat = completions
-
-
-class Client:
-    errored = False
-
-    def __init__(self, told: dict[str, int] | None) -> None:
-        self._told = told
-
-    async def generate(self) -> AsyncIterator[Any]:
-        yield SimpleNamespace(finished=False, kv_transfer_params=None)
-        yield SimpleNamespace(finished=True, kv_transfer_params=self._told)
-
-
-def gate(
-    mode: Mode | None = Mode.FULL,
-    told: dict[str, int] | None = None,
-    options: AdmissionOptions | None = None,
-) -> Engine:
-    client = Client(told)
-    engine = Engine(client)
-    EngineGate(lambda: mode, lambda: options or AdmissionOptions()).guard(engine, client)
-    return engine
-
-
-def collect(engine: Engine, body: Any, headers: Any = None) -> list[Any]:
-    async def run() -> list[Any]:
-        return [response async for response in engine.completions(body, headers)]
-
-    return asyncio.run(run())
+from .standin_engine import Client, Engine, collect, gate, info, request
 
 
 class DyingClient(Client):
@@ -199,30 +75,6 @@ def test_error_of_a_living_engine_is_passed_on() -> None:
     EngineGate(lambda: Mode.FULL, AdmissionOptions).guard(engine, client)
     with pytest.raises(ValueError, match="prompt too long"):
         collect(engine, request(stream=False))
-
-
-TOLD = {"dps_tokens_full": 3, "dps_tokens_fast": 2}
-
-
-def test_usage_tells_the_origins_of_the_tokens() -> None:
-    (response,) = collect(gate(told=TOLD), request(stream=False))
-    assert response.usage.dps == {"tokens_full": 3, "tokens_fast": 2}
-
-
-def test_last_chunk_and_usage_of_a_stream_tell_the_origins_and_others_pass_unchanged() -> None:
-    first, last, usage, done = collect(gate(told=TOLD), request(stream=True))
-    assert first == 'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
-    assert json.loads(last.removeprefix("data: "))["dps"] == {"tokens_full": 3, "tokens_fast": 2}
-    parsed = json.loads(usage.removeprefix("data: "))
-    assert parsed["usage"] == {
-        "completion_tokens": 5,
-        "dps": {"tokens_full": 3, "tokens_fast": 2},
-    }
-    assert done == "data: [DONE]\n\n"
-
-
-def test_engine_that_is_not_elastic_adds_nothing() -> None:
-    assert '"dps"' not in "".join(collect(gate(), request(stream=True)))
 
 
 def test_floor_of_the_header_reaches_the_engine_with_the_other_arguments() -> None:
@@ -327,15 +179,27 @@ def test_request_that_the_engine_let_wait_in_vain_gets_the_gates_own_refusal(str
     assert raised.value.retry_after_s == 2.0
 
 
-def test_what_the_engine_refuses_at_once_comes_before_any_output_is_asked_for() -> None:
-    class Strict(Client):
-        def generate(self) -> AsyncIterator[Any]:  # type: ignore[override]
-            raise ValueError("too long")
+def test_engine_serves_by_the_rank_of_a_request_not_by_its_bare_priority() -> None:
+    options = AdmissionOptions(priority_ageing_s=0.05)
+    told: list[int] = []
 
-    client = Strict(None)
-    observed_generate = observed(client.generate)
-    with pytest.raises(ValueError, match="too long"):
-        observed_generate()
+    class Ranked(Engine):
+        async def completions(self, body: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+            told.append(body.priority)
+            # Where a header is left, vLLM reads that.
+            assert raw_request_info is None or dict(raw_request_info.headers) == {"x": "kept"}
+            yield SimpleNamespace(usage=None)
+
+    client = Client(None)
+    engine = Ranked(client)
+    EngineGate(lambda: Mode.FULL, lambda: options, priorities=True).guard(engine, client)
+    collect(engine, request(stream=False, priority=7), info(X_Vllm_Priority="2", x="kept"))
+    collect(engine, request(stream=False, priority=1))
+    time.sleep(0.2)
+    collect(engine, request(stream=False, priority=1))
+    collect(engine, request(stream=False, priority=-(2**63)))
+    lazy, urgent, late, first = told
+    assert first == -MAX_PRIORITY < urgent < lazy < late
 
 
 def test_beam_search_cannot_insist_on_full_precision() -> None:
@@ -343,28 +207,3 @@ def test_beam_search_cannot_insist_on_full_precision() -> None:
     with pytest.raises(BadRequestError, match="use_beam_search"):
         collect(gate(), body, info(X_DPS_Precision="full"))
     collect(gate(), request(stream=False, use_beam_search=True))
-
-
-def test_requests_that_overlap_keep_their_origins_apart() -> None:
-    class Slow(Client):
-        async def generate(self) -> AsyncIterator[Any]:
-            async for output in super().generate():
-                await asyncio.sleep(0.01)
-                yield output
-
-    async def one(told: dict[str, int]) -> dict[str, int]:
-        client = Slow(told)
-        client.generate = observed(client.generate)  # type: ignore[method-assign]
-        engine = Engine(client)
-        responses = tell_origins(engine.completions(request(stream=False)))
-        (response,) = [response async for response in responses]
-        return dict(response.usage.dps)
-
-    async def both() -> list[dict[str, int]]:
-        other = {"dps_tokens_full": 0, "dps_tokens_fast": 9}
-        return await asyncio.gather(one(TOLD), one(other))
-
-    assert asyncio.run(both()) == [
-        {"tokens_full": 3, "tokens_fast": 2},
-        {"tokens_full": 0, "tokens_fast": 9},
-    ]

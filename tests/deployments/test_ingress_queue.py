@@ -125,6 +125,29 @@ def test_request_that_others_keep_overtaking_is_refused_in_the_operators_time() 
     scenario(Beside(admission=admission, places=1))(body)
 
 
+def test_request_that_has_waited_long_enough_is_overtaken_no_more() -> None:
+    now_s = 0.0
+
+    async def run() -> None:
+        nonlocal now_s
+        beside = figures(places=1, max_waiting=9)
+        clients = Clients(IngressQueue(lambda: beside, clock=lambda: now_s))
+        ageing_s = beside.admission.priority_ageing_s
+        tasks = [clients.send("runs"), clients.send("old", 1)]
+        await settle()
+        now_s = 0.9 * ageing_s
+        tasks.append(clients.send("in time", 0))
+        await settle()
+        now_s = 1.1 * ageing_s
+        tasks.append(clients.send("too late", 0))
+        await settle()
+        clients.end.set()
+        await asyncio.gather(*tasks)
+        assert clients.through == ["runs", "in time", "old", "too late"]
+
+    asyncio.run(run())
+
+
 def test_places_of_a_new_replica_are_filled_though_nobody_comes_or_leaves() -> None:
     beside = figures(places=1)
 

@@ -1,9 +1,10 @@
 """The bounded queue by priority, against a list that is sorted anew for every question."""
 
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dps_ray.fleet.waiting import PriorityQueue, Ticket
+from dps_ray.fleet.waiting import PriorityQueue, Ticket, rank_of
 
 
 def test_urgent_request_is_served_first_and_equals_in_the_order_of_arrival() -> None:
@@ -33,6 +34,50 @@ def test_request_that_left_while_it_waited_holds_no_place() -> None:
     queue.leave(gone)
     assert queue.admit(1) == [other]
     assert (queue.placed, queue.waiting) == (1, 0)
+
+
+AGEING_S = 30.0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.integers(0, 40), st.integers(0, 2)),
+        min_size=2,
+        max_size=40,
+    )
+)
+def test_request_is_overtaken_only_by_more_urgent_ones_that_come_soon_after_it(
+    arrivals: list[tuple[int, int, int]],
+) -> None:
+    """However long they keep coming: so no request starves."""
+    queue = PriorityQueue()
+    told: dict[Ticket, tuple[int, float]] = {}
+    waiting: list[Ticket] = []
+    now_s = 0.0
+    for priority, pause_s, ends in arrivals:
+        now_s += pause_s
+        ticket = queue.arrive(rank_of(priority, now_s, AGEING_S))
+        told[ticket] = priority, now_s
+        waiting.append(ticket)
+        for served in queue.admit(ends):
+            waiting.remove(served)
+            mine, served_s = told[served]
+            for priority_before, since_s in (told[other] for other in waiting):
+                if since_s < served_s:
+                    assert served_s - since_s <= AGEING_S * (priority_before - mine)
+            queue.leave(served)
+
+
+def test_request_that_waits_is_served_though_more_urgent_ones_never_cease_to_come() -> None:
+    queue = PriorityQueue()
+    patient = queue.arrive(rank_of(2, 0.0, AGEING_S))
+    for second in range(1, 200):
+        queue.arrive(rank_of(0, float(second), AGEING_S))
+        (served,) = queue.admit(1)
+        queue.leave(served)
+        if served == patient:
+            break
+    assert second == 2 * AGEING_S
 
 
 class QueueMachine(RuleBasedStateMachine):
