@@ -9,12 +9,12 @@ from dps_ray.chaos.fleet import MODEL, tiny_llm_config
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import make_tiny
 
-from .cheap import CONTROLLER_APP
-from .cluster import Cluster
+from ..cheap import CONTROLLER_APP
+from ..cluster import Cluster
 
 MAX_BODY_BYTES = 65536
-BASE_KV_BYTES = 16 * 65536
-"""Sixteen blocks of 32 tokens: five requests of four blocks do not fit."""
+BASE_KV_BYTES = 8 * 65536
+"""Eight blocks of 32 tokens, one of them vLLM's own: two requests of four blocks do not fit."""
 
 
 def llm_args() -> dict[str, Any]:
@@ -56,3 +56,9 @@ def wait_for_mode(cluster: Cluster, mode: str) -> None:
     } != {mode}:
         assert time.monotonic() < deadline_s, f"replicas that are not in {mode} mode"
         time.sleep(0.1)
+
+
+def total(cluster: Cluster, name: str) -> int:
+    """A figure summed over the live replicas."""
+    states = [e["state"] for e in cluster.replicas("llm") if e["standing"] == "live"]
+    return sum(state[name] for state in states)
