@@ -1,5 +1,6 @@
 """``args`` of a fleet's application, and everything in them that can be checked by itself."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,6 +13,10 @@ from dps_ray.fleet.reporting import ReportOptions
 TIMEOUT_VARIABLE = "RAY_SERVE_LLM_ROUTER_HTTP_TIMEOUT"
 """Bounds a request in Ray's LLM ingress, whatever the HTTP options say; 600 s without it."""
 DRAIN_MARGIN_S = 10.0
+INGRESS_HEALTH_PERIOD_S = 1.0
+"""Serve's own period, ten seconds, is how long a dead ingress would go unnoticed."""
+INGRESS_DEPLOYMENT = "DpsIngress"
+"""Name of the ingress's deployment: that of its class."""
 DEPLOYMENT_OPTIONS = {
     "name",
     "num_replicas",
@@ -94,7 +99,12 @@ def ingress_options(fleet: FleetArgs) -> dict[str, Any]:
     drain = {"graceful_shutdown_timeout_s": fleet.drain_s}
     variables = {**_env_vars(fleet.ingress), TIMEOUT_VARIABLE: f"{fleet.request_timeout_s:g}"}
     runtime_env = {**(actor.get("runtime_env") or {}), "env_vars": variables}
-    return {**drain, **fleet.ingress, "ray_actor_options": {**actor, "runtime_env": runtime_env}}
+    return {
+        "health_check_period_s": INGRESS_HEALTH_PERIOD_S,
+        **drain,
+        **fleet.ingress,
+        "ray_actor_options": {**actor, "runtime_env": runtime_env},
+    }
 
 
 def ingress_kwargs(fleet: FleetArgs) -> dict[str, Any]:
@@ -106,6 +116,32 @@ def ingress_kwargs(fleet: FleetArgs) -> dict[str, Any]:
         "priorities": engine.get("scheduling_policy") == "priority",
         "ingress_replicas": replicas if isinstance(replicas, int) else 1,
     }
+
+
+def override_faults(args: Any, override: Mapping[str, Any], where: str) -> list[str]:
+    """Refuse an entry of the application's ``deployments`` that changes the ingress past its args.
+
+    It would scale the ingress, or replace its environment, while its queue goes on sharing the
+    places of the fleet by ``args.ingress``.
+
+    Parameters
+    ----------
+    args
+        ``args`` of the application.
+    override
+        The entry.
+    where
+        Its dotted path, for the messages.
+    """
+    ingress = args.get("ingress") if isinstance(args, Mapping) else None
+    named = ingress.get("name") if isinstance(ingress, Mapping) else None
+    name = override.get("name")
+    if name != (named or INGRESS_DEPLOYMENT):
+        return []
+    return [
+        f"{where}.name is {name!r}: options of the ingress under deployments do not reach its "
+        "queue, which shares the replicas' places by their number; move them to args.ingress"
+    ]
 
 
 def _ingress_faults(ingress: dict[str, Any]) -> list[str]:

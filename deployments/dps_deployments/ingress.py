@@ -20,7 +20,7 @@ from dps_deployments.edge import App, Edge
 from dps_deployments.ingress_queue import IngressQueue
 from dps_deployments.limits import RequestLimits
 from dps_deployments.origins import FIELD
-from dps_deployments.ray_adapter import WrappedApp
+from dps_deployments.ray_adapter import WrappedApp, deployed_replicas
 from dps_deployments.refusals import (
     RefusalError,
     ReplicaLostError,
@@ -29,6 +29,7 @@ from dps_deployments.refusals import (
     replica_lost,
 )
 from dps_deployments.requests import floor_of, leave_wait, priority_of, wait_of
+from dps_ray.config import DpsConfigError
 from dps_ray.modes import Floor
 
 ATTEMPTS = 3
@@ -73,7 +74,9 @@ class DpsIngress(WrappedApp, OpenAiIngress):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        application = application or serve.get_replica_context().app_name
+        if application is None:
+            application = serve.get_replica_context().app_name
+            _check_deployed(deployed_replicas(), ingress_replicas)
         self._limits = limits or RequestLimits()
         self._priorities = priorities
         self._beside = beside(application)
@@ -169,6 +172,23 @@ class DpsIngress(WrappedApp, OpenAiIngress):
                     raise replica_lost("and so did the others that were tried") from error
             # Time for the death to reach the router.
             await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def _check_deployed(deployed: int | None, told: int) -> None:
+    """Refuse to serve beside more ingress replicas than share the places.
+
+    Raises
+    ------
+    DpsConfigError
+        Options under the application's ``deployments`` have changed their number.
+    """
+    if deployed != told:
+        number = "autoscaled" if deployed is None else deployed
+        raise DpsConfigError(
+            f"deployments[].num_replicas of the ingress is {number} and args.ingress.num_replicas "
+            f"is {told}: each ingress replica takes its share of the places by the latter; set it "
+            "there and remove the ingress from deployments"
+        )
 
 
 async def _refused(_: Request, error: Any) -> Response:

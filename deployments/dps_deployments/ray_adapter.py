@@ -33,6 +33,7 @@ __all__ = [
     "RequestRouter",
     "RunningReplica",
     "WrappedApp",
+    "deployed_replicas",
     "end_with",
     "engine_client",
     "kept_with",
@@ -81,6 +82,12 @@ def replica_identity() -> ReplicaIdentity:
         deployment=f"{replica_id.deployment_id.app_name}#{replica_id.deployment_id.name}",
         node_id=node_id(),
     )
+
+
+def deployed_replicas() -> int | None:
+    """Replicas that Serve was told to run of this process's deployment; ``None``: it scales."""
+    config = serve.get_replica_context()._deployment_config
+    return config.num_replicas if config.autoscaling_config is None else None
 
 
 def stop_flag() -> Callable[[], bool]:

@@ -15,7 +15,7 @@ from ray.serve.schema import ServeDeploySchema
 from dps_deployments.app import build_controller, build_fleet, to_llm_config
 from dps_deployments.config_file import ConfigFile, Problem, read_config_file
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
-from dps_deployments.fleet_args import FleetArgs, parse_fleet_args
+from dps_deployments.fleet_args import FleetArgs, override_faults, parse_fleet_args
 from dps_deployments.options import deployment_faults, unknown_names
 from dps_deployments.relations import Controllers, Known, fleet_relations
 from dps_ray.config import DpsConfigError, faults_of
@@ -87,6 +87,8 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
         for number, override in enumerate(overrides if isinstance(overrides, list) else ()):
             if isinstance(override, Mapping):
                 yield from deployment_faults(override, f"{where}.deployments.{number}")
+                if app.get("import_path") == FLEET_BUILDER:
+                    yield from override_faults(args, override, f"{where}.deployments.{number}")
     http_options = document.get("http_options")
     for where, (fleet, overrides) in fleets.items():
         yield from fleet_relations(where, fleet, controllers, http_options, overrides)

@@ -169,6 +169,13 @@ FAULTS = [
     ("    request_timeout_s: 900", "    report: {}", "args.request_timeout_s is 600 and"),
     ("              calm_s: 300", "              calm_s: 25", "calm_s is 25: it must be"),
     ("              calm_s: 300", "              calm_s: 45", "leases.ttl_s (60)"),
+    # What Serve takes and the ingress never hears of.
+    (
+        "  import_path: dps_deployments.app:build_fleet",
+        "  import_path: dps_deployments.app:build_fleet\n"
+        "  deployments: [{name: DpsIngress, num_replicas: 2}]",
+        "deployments.0.name is 'DpsIngress': options of the ingress under deployments do not reach",
+    ),
     # YAML keeps the last of two equal keys in silence.
     ("  route_prefix: /", "  route_prefix: /\n  route_prefix: /", "stands already in line 17"),
 ]  # fmt: skip

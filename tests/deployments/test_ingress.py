@@ -22,6 +22,8 @@ from ray.serve.llm.ingress import OpenAiIngress
 from starlette.responses import StreamingResponse
 from vllm.entrypoints.serve.engine.protocol import UsageInfo
 
+from dps_ray.config import DpsConfigError
+
 
 class Calls:
     """Plays the replicas: each call follows the next script of responses and errors."""
@@ -85,6 +87,20 @@ def test_no_request_claims_to_be_more_urgent_than_the_operator_allows(
     assert asyncio.run(run(-3)) == "answer"
     with pytest.raises(BadRequestError, match=r"priority is -4: at least -3 \(limits"):
         asyncio.run(run(-4))
+
+
+@pytest.mark.parametrize("deployed", [2, None])
+def test_ingress_that_was_scaled_past_its_arguments_refuses_to_start(
+    monkeypatch: pytest.MonkeyPatch, deployed: int | None
+) -> None:
+    """By options under ``deployments``, which no builder sees."""
+    context = SimpleNamespace(app_name="test")
+    monkeypatch.setattr("dps_deployments.ingress.serve.get_replica_context", lambda: context)
+    monkeypatch.setattr("dps_deployments.ingress.deployed_replicas", lambda: deployed)
+    with pytest.raises(DpsConfigError, match=r"args\.ingress\.num_replicas is 1: .* set it there"):
+        DpsIngress({}, {}, ingress_replicas=1)
+    if deployed is not None:
+        DpsIngress({}, {}, ingress_replicas=deployed)
 
 
 def test_stream_that_has_begun_ends_with_an_error_event_and_is_not_repeated(
