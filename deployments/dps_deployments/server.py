@@ -11,6 +11,7 @@ from ray.serve.llm import LLMServer
 
 from dps_deployments.controller_client import ControllerClient
 from dps_deployments.engine_gate import EngineGate
+from dps_deployments.hang_watch import HangWatch
 from dps_deployments.hints import to_stats
 from dps_deployments.pinning import PinKeeper
 from dps_deployments.probe import ReplicaProbe
@@ -64,8 +65,17 @@ class DpsLLMServer(LLMServer):
         self._pins = PinKeeper(engine_options.pin, self._push_pin)
         if engine_options.key is not None:
             self._page = StatusPage.attach(engine_options.key)
-        gate = EngineGate(self._mode, lambda: self._permits.admission)
+        gate = EngineGate(
+            self._mode,
+            lambda: self._permits.admission,
+            priorities=engine.vllm_config.scheduler_config.policy == "priority",
+        )
         gate.guard(self.engine, engine)
+        self._hangs = HangWatch(
+            lambda: engine.collective_rpc("check_health"),
+            self._steps,
+            options.report.hung_after_s,
+        )
         self._probe.engine_started(
             engine_is_dead=lambda: bool(engine.errored),
             read_status=self._page.read if self._page is not None else None,
@@ -86,8 +96,11 @@ class DpsLLMServer(LLMServer):
         if self._probe.cause_of_death is None:
             try:
                 await super().check_health()
+                cause = self._hangs.look()
             except Exception as error:
-                self._probe.latch_death(f"{type(error).__name__}: {error}")
+                cause = f"{type(error).__name__}: {error}"
+            if cause is not None:
+                self._probe.latch_death(cause)
         if self._probe.cause_of_death is not None:
             raise RuntimeError(f"engine is dead: {self._probe.cause_of_death}")
 
@@ -98,6 +111,11 @@ class DpsLLMServer(LLMServer):
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's autoscaler hands to a policy of ``dps_autoscaling``."""
         return to_stats_for_scaling(self._probe.read())
+
+    def _steps(self) -> int | None:
+        """Publications so far: the scheduler makes one for every step."""
+        status = self._page.read() if self._page is not None else None
+        return status.sequence if status is not None else None
 
     def _mode(self) -> Mode | None:
         status = self._page.read() if self._page is not None else None

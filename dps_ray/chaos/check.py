@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dps_ray.chaos.faults import Fault
-from dps_ray.chaos.fleet import MODEL, chaos_config
+from dps_ray.chaos.fleet import HUNG_AFTER_S, MODEL, chaos_config
 from dps_ray.chaos.load import LoadOptions
 from dps_ray.chaos.run import Target, run_chaos
 from dps_ray.chaos.verdict import table
@@ -53,7 +53,13 @@ def check_chaos(
     others = descendants()
     with running_fleet(chaos_config(replicas, ranks), str(model)) as fleet:
         fleet.wait_until_ready(START_TIMEOUT_S, lambda text: say(f"... {text}"))
-        target = Target(fleet.url, MODEL, replicas, lambda: descendants() - others)
+        target = Target(
+            fleet.url,
+            MODEL,
+            replicas,
+            lambda: descendants() - others,
+            hung_after_s=HUNG_AFTER_S,
+        )
         report = asyncio.run(
             run_chaos(target, faults, duration_s=duration_s, load=load, seed=load.seed, say=say)
         )

@@ -10,6 +10,8 @@ MAX_ONGOING = 64
 """Requests that one replica may hold."""
 REQUEST_TIMEOUT_S = 180
 """Above the longest wait for a replica, so that a fleet without one says so itself."""
+HUNG_AFTER_S = 10.0
+"""An engine that answers nothing for so long hangs: steps of the tiny model take milliseconds."""
 BASE_KV_BYTES = 8 * 65536
 """Eight blocks of 32 tokens: a wave of requests asks for several times as much."""
 
@@ -94,6 +96,7 @@ def chaos_config(replicas: int, ranks: int) -> FleetConfig:
                 "ray_actor_options": {"num_cpus": 0},
             },
             "request_timeout_s": REQUEST_TIMEOUT_S,
+            "report": {"hung_after_s": HUNG_AFTER_S},
             "llm_config": llm_config,
         },
     }

@@ -11,6 +11,7 @@ from dps_ray.chaos.faults import Fault, find, kill_one, title_of
 from dps_ray.chaos.load import Load, LoadOptions
 from dps_ray.chaos.verdict import Aftermath, judge, share_out
 from dps_ray.chaos.watch import Sight, Watch
+from dps_ray.fleet.reporting import ReportOptions
 from dps_ray.report import Report
 
 POLL_S = 0.05
@@ -30,6 +31,8 @@ class Target:
     processes: Callable[[], Collection[int]]
     """All processes of the fleet."""
     lease_limit: int = 1
+    hung_after_s: float = ReportOptions().hung_after_s
+    """When the fleet gives up an engine that hangs, seconds."""
 
 
 async def run_chaos(
@@ -87,6 +90,7 @@ async def run_chaos(
         watch.restores,
         left_behind=left_behind,
         lease_limit=target.lease_limit,
+        hung_after_s=target.hung_after_s,
     )
     return report
 
@@ -151,12 +155,13 @@ async def _left_behind(target: Target, whole: Counter[Fault]) -> list[str]:
     while (extra := _parts(target) - whole) and time.monotonic() < deadline_s:
         await asyncio.sleep(0.5)
     among = target.processes()
-    return [title_of(process) for fault in extra for process in find(fault, among)]
+    left = {process for fault in extra for process in find(fault, among)}
+    return [title_of(process) for process in sorted(left)]
 
 
 def _line(after: Aftermath) -> str:
     out_s, full_s = after.out_of_routing_s, after.full_strength_s
-    words = [f"killed {after.kill.fault.value} (process {after.kill.process}):"]
+    words = [f"hit {after.kill.fault.value} (process {after.kill.process}):"]
     if out_s is not None:
         words.append(f"out of routing after {out_s:.2f} s,")
     words.append(f"full strength after {full_s:.1f} s" if full_s else "never at full strength")

@@ -122,9 +122,12 @@ def run_chaos(args: argparse.Namespace) -> int:
     require_positive(args, "replicas", "ranks", "clients", "duration_s")
     # It must end by the normal way out too, which stops the fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    faults = args.fault or [f for f in Fault if f is not Fault.RANK or args.ranks > 1]
-    if Fault.RANK in faults and args.ranks < 2:
-        raise DpsConfigError("--fault rank needs --ranks 2 or more: one rank has no process")
+    faults = args.fault or [f for f in Fault if not f.hits_rank or args.ranks > 1]
+    for fault in faults:
+        if fault.hits_rank and args.ranks < 2:
+            raise DpsConfigError(
+                f"--fault {fault.value} needs --ranks 2 or more: one rank has no process"
+            )
     report = check_chaos(
         cache_root(),
         faults,

@@ -23,6 +23,9 @@ class ReportOptions(BaseModel):
     lease_poll_s: Annotated[float, Field(gt=0.0)] = 0.25
     """Time between two reports while the replica waits for a restore lease, seconds; they take the
     heartbeat's place."""
+    hung_after_s: Annotated[float, Field(gt=0.0)] = 60.0
+    """An engine that has ended no step and whose ranks have not all answered for so long hangs: it
+    counts as dead, and Serve replaces the replica. Keep it above the longest step, seconds."""
 
     @model_validator(mode="after")
     def _relations(self) -> Self:

@@ -133,16 +133,19 @@ def test_replica_is_out_of_routing_when_no_router_offers_it_or_it_is_known_dead(
     [
         ("ray::ServeReplica:llm:DpsLLMServer:tiny.handle_request_with_rejection", Fault.REPLICA),
         ("VLLM::EngineCore", Fault.ENGINE),
-        ("VLLM::Worker_TP1", Fault.RANK),
         ("ray::ServeReplica:dps-controller:FleetController", Fault.CONTROLLER),
         ("ray::ProxyActor", Fault.PROXY),
         ("ray::HAProxyManager", Fault.PROXY),
         ("VLLM::Worker_TP0", None),
-        ("ray::ServeReplica:llm:DpsIngress", None),
+        ("ray::ServeReplica:llm:DpsIngress", Fault.INGRESS),
     ],
 )
 def test_processes_are_known_by_their_titles(title: str, fault: Fault | None) -> None:
     assert [each for each in Fault if titled(each, title)] == ([fault] if fault else [])
+
+
+def test_rank_that_is_killed_or_stopped_is_not_the_first() -> None:
+    assert [f for f in Fault if titled(f, "VLLM::Worker_TP1")] == [Fault.RANK, Fault.HANG]
 
 
 def record(ended_s: float, ending: Ending = Ending.OK, resent: int = 0) -> Record:
@@ -163,7 +166,15 @@ def judged(fault: Fault, *records: Record, **changes: object) -> list[str]:
             setattr(restores if hasattr(restores, name) else aftermath, name, value)
     before = share_out([record(1.0), *records], [aftermath])
     report = Report("check chaos")
-    judge(report, [aftermath], before, restores, left_behind=left_behind, lease_limit=1)
+    judge(
+        report,
+        [aftermath],
+        before,
+        restores,
+        left_behind=left_behind,
+        lease_limit=1,
+        hung_after_s=10.0,
+    )
     return [name for name, passed in report.checks.items() if not passed]
 
 
@@ -183,6 +194,11 @@ def test_requests_that_were_let_down_are_a_failure(ending: Ending) -> None:
     assert len(judged(Fault.REPLICA, record(11.0, ending))) == 1
 
 
+def test_only_a_dead_ingress_may_lose_requests_that_lie_open_in_it() -> None:
+    assert judged(Fault.INGRESS, record(11.0, Ending.LOST), record(12.0, Ending.CUT)) == []
+    assert judged(Fault.INGRESS, record(11.0, Ending.HUNG)) == ["ingress: no request hung"]
+
+
 def test_only_a_dead_proxy_may_break_connections() -> None:
     assert judged(Fault.PROXY, record(11.0, resent=2), record(12.0, Ending.CUT)) == []
     assert judged(Fault.RANK, record(11.0, resent=2)) == ["rank: no connection broke"]
@@ -191,6 +207,13 @@ def test_only_a_dead_proxy_may_break_connections() -> None:
 def test_a_dead_controller_costs_nothing_at_all() -> None:
     assert judged(Fault.CONTROLLER, record(11.0, Ending.ERROR)) == [
         "controller: every request was answered"
+    ]
+
+
+def test_rank_that_hangs_leaves_routing_once_it_has_been_silent_for_long_enough() -> None:
+    assert judged(Fault.HANG, record(11.0), out_of_routing_s=12.5) == []
+    assert judged(Fault.HANG, record(11.0), out_of_routing_s=13.5) == [
+        "hang: out of routing within 13 s"
     ]
 
 

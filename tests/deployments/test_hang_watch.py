@@ -1,0 +1,99 @@
+"""An engine that hangs is given up in its time; one that is merely busy or idle is not."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from dps_deployments.hang_watch import HangWatch
+
+LIMIT_S = 10.0
+
+
+class Engine:
+    """Plays the ranks and the status page, on a clock of its own."""
+
+    def __init__(self, *, elastic: bool = True) -> None:
+        self.now_s = 0.0
+        self.step: int | None = 0 if elastic else None
+        self.answers = asyncio.Event()
+        self.asked = 0
+        self.watch = HangWatch(self._ask, lambda: self.step, LIMIT_S, lambda: self.now_s)
+
+    async def _ask(self) -> None:
+        self.asked += 1
+        await self.answers.wait()
+
+    async def look(self, at_s: float) -> str | None:
+        self.now_s = at_s
+        cause = self.watch.look()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return cause
+
+
+def scenario(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_engine_that_neither_steps_nor_answers_is_given_up(elastic: bool) -> None:
+    async def body() -> None:
+        engine = Engine(elastic=elastic)
+        for second in range(int(LIMIT_S)):
+            assert await engine.look(float(second)) is None
+        cause = await engine.look(LIMIT_S + 1.0)
+        assert cause is not None
+        assert "it hangs" in cause
+        assert engine.asked == 1
+
+    scenario(body)
+
+
+def test_idle_engine_whose_ranks_answer_is_well_and_is_asked_again() -> None:
+    async def body() -> None:
+        engine = Engine()
+        engine.answers.set()
+        for second in range(100):
+            assert await engine.look(float(second)) is None
+        assert engine.asked > 90
+        engine.answers.clear()
+        hung_s = [at_s for at_s in range(100, 120) if await engine.look(float(at_s))]
+        assert 100 + LIMIT_S <= hung_s[0] <= 102 + LIMIT_S
+
+    scenario(body)
+
+
+def test_engine_that_steps_is_not_asked_and_a_slow_step_is_waited_for() -> None:
+    async def body() -> None:
+        engine = Engine()
+        for second in range(1, 50):
+            engine.step = second
+            assert await engine.look(float(second)) is None
+        assert engine.asked == 0
+        # A step of nine seconds, after which the ranks answer late.
+        for second in range(50, 59):
+            assert await engine.look(float(second)) is None
+        engine.step = 50
+        for second in range(59, 68):
+            assert await engine.look(float(second)) is None
+        assert engine.asked == 1
+
+    scenario(body)
+
+
+def test_failed_answer_is_an_answer() -> None:
+    """Whether the engine is dead is for its own health to say."""
+
+    async def body() -> None:
+        async def fail() -> None:
+            raise RuntimeError("EngineDead")
+
+        now_s = 0.0
+        watch = HangWatch(fail, lambda: None, LIMIT_S, lambda: now_s)
+        for now_s in range(30):  # noqa: B007
+            assert watch.look() is None
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    scenario(body)
