@@ -101,10 +101,18 @@ class DpsRouter(RequestRouter):
         self._router_id = uuid.uuid4().hex[:12]
         self._tasks: list[asyncio.Task[None]] = []
         self._by_id: dict[str, RunningReplica] = {}
+        self._dead: set[ReplicaID] = set()
+        """Found dead, and not yet withdrawn by Serve."""
         self._offer_changed = asyncio.Event()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take over Serve's replica set; the first call starts listening to the controller."""
+        """Take over Serve's replica set; the first call starts listening to the controller.
+
+        Serve names a dead replica until its health checks have failed. No replica returns from
+        death: the next one has another id.
+        """
+        self._dead &= {replica.replica_id for replica in replicas}
+        replicas = [replica for replica in replicas if replica.replica_id not in self._dead]
         super().update_replicas(replicas)
         self._offer(replicas)
         if not self._tasks:
@@ -139,6 +147,7 @@ class DpsRouter(RequestRouter):
         the shortest queue, would be tried first for every request.
         """
         known = replica_id in self.curr_replicas
+        self._dead.add(replica_id)
         super().on_replica_actor_died(replica_id)
         if known:
             self._offer(list(self.curr_replicas.values()))
