@@ -108,6 +108,8 @@ async def _hurt(
         if sight is not None and sight.at_s > kill.at_s:
             if fault.hits_replica and after.out_of_routing_s is None and routable - sight.routable:
                 after.out_of_routing_s = sight.at_s - kill.at_s
+                after.gone = routable - sight.routable
+            after.returned |= bool(after.gone & sight.routable)
             hurt = fault.hits_replica and after.out_of_routing_s is None
             if not hurt and _is_whole(watch, target) and _replaced(target, kill.process, whole):
                 after.full_strength_s = time.monotonic() - kill.at_s

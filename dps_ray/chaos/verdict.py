@@ -23,6 +23,10 @@ class Aftermath:
     kill: Kill
     out_of_routing_s: float | None = None
     """Time until no router would send the dead replica anything, as the controller tells it."""
+    gone: frozenset[str] = frozenset()
+    """Replicas that have left routing."""
+    returned: bool = False
+    """One of them was in routing again later."""
     full_strength_s: float | None = None
     """Time until as many replicas serve as before, and a new process has the dead one's place."""
     records: list[Record] = field(default_factory=list)
@@ -40,6 +44,7 @@ class Aftermath:
         return {
             "fault": self.kill.fault.value,
             "out_of_routing_s": _rounded(self.out_of_routing_s),
+            "returned": self.returned,
             "full_strength_s": _rounded(self.full_strength_s),
             "requests": len(self.records),
             **{ending.value: self.count(ending) for ending in Ending},
@@ -120,6 +125,7 @@ def judge(
                 f"{name}: out of routing within {limit_s:g} s",
                 out_s is not None and out_s < limit_s,
             )
+            report.check(f"{name}: stayed out of routing", not each.returned)
         if not each.kill.fault.hits_connection:
             report.check(
                 f"{name}: no connection broke", not each.resent and not each.count(Ending.CUT)

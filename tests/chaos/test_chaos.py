@@ -222,6 +222,7 @@ def test_rank_that_hangs_leaves_routing_once_it_has_been_silent_for_long_enough(
     [
         {"out_of_routing_s": 1.5},
         {"out_of_routing_s": None},
+        {"returned": True},
         {"full_strength_s": None},
         {"most_permitted": 2},
         {"most_at_once": 2},
@@ -245,6 +246,34 @@ def test_fleet_that_is_hurt_passes_the_check_of_configurations(tmp_path: Path) -
         placed = chaos_config(replicas, ranks=2).placed(port=8000, model_source=str(tmp_path))
         file.write_text(yaml.safe_dump(placed.content))
         assert validate_file(file) == []
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_dead_replica_that_returns_to_routing_is_seen(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    def sight(*replicas: str) -> Sight:
+        return Sight(float("inf"), frozenset(replicas), frozenset(replicas), listening=1)
+
+    before = sight("victim", "other")
+    again = before if comes_back else sight("other")
+    seen = [before, sight("other"), sight("other"), again, sight("new", "other")]
+
+    class Looks:
+        @property
+        def sight(self) -> Sight:
+            return seen.pop(0) if len(seen) > 1 else seen[0]
+
+    monkeypatch.setattr(
+        chaos_run, "kill_one", lambda *_: Kill(Fault.REPLICA, 1, chaos_run.time.monotonic())
+    )
+    monkeypatch.setattr(chaos_run, "POLL_S", 0.0)
+    target = chaos_run.Target("", "", 2, processes=lambda: ())
+    after = asyncio.run(
+        chaos_run._hurt(target, Fault.REPLICA, cast(Watch, Looks()), Counter(), random.Random(0))
+    )
+    assert after.gone == {"victim"}
+    assert after.returned is comes_back
 
 
 def test_kill_waits_for_a_look_at_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
