@@ -77,3 +77,6 @@ class EngineStatus:
     """Most tokens, prompt and output together, of a request that insists on full precision."""
     restore_left_s: float | None = None
     """How long the return of all residual bytes will still take at the pace so far, seconds."""
+    restore_bytes_per_s: float = 0.0
+    """How fast each rank's latest segment came back, copied and verified, bytes per second summed
+    over the ranks; 0 before the first."""

@@ -152,10 +152,11 @@ def _under_load(report: Report, rig: MemoryRig, rounds: int, say: Say) -> None:
     rows: dict[bool, list[float]] = {False: [], True: []}
 
     def step() -> float:
+        copied_before = rig.manager.begin_step()
         began_s = time.perf_counter()
         torch.mm(torch.mm(left, right), right)
         taken_s = time.perf_counter() - began_s
-        rig.manager.note_step(taken_s, load=1)
+        rig.manager.note_step(taken_s, load=1, copied_before=copied_before)
         return taken_s
 
     for _ in range(WARM_STEPS):

@@ -92,35 +92,39 @@ class DpsGpuWorker(ElasticWorker, stock_worker.Worker):
                 rank.count_idle_step()
             return super().execute_model(scheduler_output)
         self.model_runner.capture_missed()
-        rank.begin_step()
-        with self._timer.step(tokens, rank.full_share):
+        with self._timer.step(tokens, rank.full_share, rank.begin_step()):
             return super().execute_model(scheduler_output)
+
+
+StepFacts = tuple[int, float, int]
+"""What is known of a pass when it is launched: its tokens, its share of full layers, and the
+residual bytes copied before it."""
 
 
 class StepTimer:
     """Durations of forward passes that run after the call which launched them has returned."""
 
     def __init__(self) -> None:
-        self._running: deque[tuple[torch.cuda.Event, torch.cuda.Event, int, float]] = deque()
+        self._running: deque[tuple[torch.cuda.Event, torch.cuda.Event, StepFacts]] = deque()
 
     @contextmanager
-    def step(self, tokens: int, full_share: float) -> Iterator[None]:
+    def step(self, *facts: *StepFacts) -> Iterator[None]:
         """Time what is launched inside the context on the current stream."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         yield
         end.record()
-        self._running.append((start, end, tokens, full_share))
+        self._running.append((start, end, facts))
 
     @property
     def running(self) -> int:
         """Passes that had not ended when ``finished`` was last asked."""
         return len(self._running)
 
-    def finished(self) -> list[tuple[float, int, float]]:
-        """Seconds, tokens and share of full layers of passes ended since the last call."""
+    def finished(self) -> list[tuple[float, *StepFacts]]:
+        """Seconds and facts of the passes that have ended since the last call, oldest first."""
         ended = []
         while self._running and self._running[0][1].query():
-            start, end, tokens, full_share = self._running.popleft()
-            ended.append((start.elapsed_time(end) / 1e3, tokens, full_share))
+            start, end, facts = self._running.popleft()
+            ended.append((start.elapsed_time(end) / 1e3, *facts))
         return ended

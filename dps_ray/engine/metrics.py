@@ -24,6 +24,7 @@ GAUGES = {
     "units_kv": "Units lent to the KV cache",
     "units_restoring": "Units whose residual segment is on its way back",
     "restore_progress": "Share of residual segments in place",
+    "restore_bytes_per_s": "Bytes per second at which the latest segments came back, all ranks",
     "restore_left_s": "Seconds until all segments are in place, at the pace so far",
     "layers": "Layers that can return to full precision one by one",
     "layers_full": "Layers that the latest step ran in full precision",
@@ -36,6 +37,7 @@ COUNTERS = {
     "tokens_mixed": "Those of the fast mode's tokens that passes with some full layers sampled",
     "switches_to_fast": "Switches to fast mode",
     "switches_to_full": "Returns to full mode",
+    "restore_busy_s": "Time spent copying and verifying residual bytes in seconds, slowest rank",
     "restored_bytes": "Residual bytes restored from host memory",
     "resumed_bytes": "Residual bytes that a burst held up and that were not copied again",
     "restores_cancelled": "Restores ended by a new burst or by the fleet",
@@ -86,7 +88,11 @@ class StatusCollector(Collector):
                     families.append(metric)
         for name, text, on in (
             ("mode_fast", "1 in fast mode, 0 in full mode", status.mode is Mode.FAST),
-            ("fault", "1 while full mode cannot return", status.fault is not None),
+            (
+                "fault",
+                "1 from a restore's failure until one of that segment succeeds or the pin changes",
+                status.fault is not None,
+            ),
         ):
             gauge = GaugeMetricFamily(f"dps:{name}", text, labels=["engine"])
             gauge.add_metric([self._engine], float(on))

@@ -71,6 +71,7 @@ class StatusPublisher:
                 switches_to_full=counters.switches_to_full,
                 restored_bytes=int(self._ranks.total("restored_bytes")),
                 restore_busy_s=self._ranks.slowest("restore_busy_s"),
+                restore_bytes_per_s=self._ranks.total("restore_bytes_per_s"),
                 restore_left_s=manager.restore_left_s,
                 resumed_bytes=int(self._ranks.total("resumed_bytes")),
                 restores_cancelled=counters.restores_cancelled,

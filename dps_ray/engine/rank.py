@@ -145,21 +145,23 @@ class Rank:
             return 1.0
         return len(self._full_layers) / len(self._layers) if self._layers else 0.0
 
-    def begin_step(self) -> None:
-        """Announce a forward pass to the restore's pacing."""
+    def begin_step(self) -> int:
+        """Announce a forward pass to the restore's pacing; the residual bytes copied so far."""
         assert self.memory is not None
-        self.memory.begin_step()
+        return self.memory.begin_step()
 
-    def count_step(self, duration_s: float, tokens: int, full_share: float) -> None:
+    def count_step(
+        self, duration_s: float, tokens: int, full_share: float, copied_before: int
+    ) -> None:
         """Feed a finished forward pass to the restore's pacing and to the counters."""
         assert self.memory is not None
-        self.memory.note_step(duration_s, tokens, full_share)
+        self.memory.note_step(duration_s, tokens, full_share, copied_before=copied_before)
         self._section["fast_steps" if full_share < 1.0 else "full_steps"] += 1
 
     def count_idle_step(self) -> None:
         """Tell the restore's pacing that nothing is computed: it may have the whole link."""
         assert self.memory is not None
-        self.memory.note_step(0.0, 0)
+        self.memory.note_step(0.0, 0, copied_before=0)
 
     @property
     def graph_mode(self) -> Mode:
@@ -245,6 +247,7 @@ class Rank:
         if result.ok:
             section["restored_bytes"] += result.nbytes
             section["restore_busy_s"] += result.seconds
+            section["restore_bytes_per_s"] = result.nbytes / max(result.seconds, 1e-9)
             section["resumed_bytes"] += result.resumed_bytes
             if self._failing and not self._failing - {segment}:
                 logger.info("dps rank %d: restores succeed again", self.index)
@@ -255,6 +258,7 @@ class Rank:
             if not self._failing:
                 logger.error("dps rank %d: %s", self.index, result.error)
             self._failing.add(segment)
+            section.error = result.error or ""
         # Last: the scheduler acts on this cell.
         section.outcomes[result.task.unit] = result.task.epoch if result.ok else -result.task.epoch
 

@@ -78,7 +78,7 @@ class RankReports:
             if any(outcome == -task.epoch for outcome in outcomes):
                 rank = outcomes.index(-task.epoch)
                 manager.on_restore_failed(
-                    task.unit, task.epoch, f"rank {rank} could not restore unit {task.unit}"
+                    task.unit, task.epoch, f"rank {rank}: {self._sections[rank].error}"
                 )
             elif all(outcome == task.epoch for outcome in outcomes):
                 manager.on_restored(task.unit, task.epoch)

@@ -16,19 +16,22 @@ _RANK_FIELDS = (
     "layers",
     "restored_bytes",
     "restore_busy_s",
+    "restore_bytes_per_s",
     "resumed_bytes",
     "restores_failed",
     "backup_bytes",
     "fast_steps",
     "full_steps",
 )
+_ERROR_BYTES = 160
 _BOUNDS_START = len(_RANK_FIELDS) + MAX_UNITS
-RANK_CELLS = _BOUNDS_START + 2 * MAX_LAYERS
+_ERROR_START = _BOUNDS_START + 2 * MAX_LAYERS
+RANK_CELLS = _ERROR_START + _ERROR_BYTES // 8
 
 
 class RankSection:
-    """What one rank tells the scheduler: geometry, counters, the last restore of each unit, and,
-    where layers return one by one, where their residual lies."""
+    """What one rank tells the scheduler: geometry, counters, the last restore of each unit, why one
+    failed, and, where layers return one by one, where their residual lies."""
 
     def __init__(self, cells: NDArray[np.float64]) -> None:
         self._cells = cells
@@ -45,9 +48,20 @@ class RankSection:
         return self._cells[len(_RANK_FIELDS) : _BOUNDS_START]
 
     @property
+    def error(self) -> str:
+        """Why the rank's latest failed restore did not succeed; empty before the first."""
+        text = self._cells[_ERROR_START:].tobytes().rstrip(b"\0")
+        return text.decode(errors="ignore")
+
+    @error.setter
+    def error(self, text: str) -> None:
+        content = text.encode()[:_ERROR_BYTES].ljust(_ERROR_BYTES, b"\0")
+        self._cells[_ERROR_START:] = np.frombuffer(content, dtype=np.float64)
+
+    @property
     def layer_bounds(self) -> list[tuple[int, int]]:
         """Start and end of each layer's residual, bytes; empty where all of them return at once."""
-        cells = self._cells[_BOUNDS_START:].astype(int).tolist()
+        cells = self._cells[_BOUNDS_START:_ERROR_START].astype(int).tolist()
         count = int(self["layers"])
         return list(zip(cells[:count], cells[MAX_LAYERS : MAX_LAYERS + count], strict=True))
 

@@ -65,8 +65,8 @@ class DpsCpuWorker(ElasticWorker, cpu_worker.CPUWorker):
         if not tokens:
             rank.count_idle_step()
             return super().execute_model(scheduler_output)
-        rank.begin_step()
+        copied_before = rank.begin_step()
         began_s = time.monotonic()
         output = super().execute_model(scheduler_output)
-        rank.count_step(time.monotonic() - began_s, tokens, rank.full_share)
+        rank.count_step(time.monotonic() - began_s, tokens, rank.full_share, copied_before)
         return output

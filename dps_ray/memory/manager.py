@@ -38,7 +38,6 @@ class MemoryManager:
         self._worker = self.worker_type(
             region, pacer=pacer, chunk_bytes=chunk_bytes, verify=verify, on_done=on_done
         )
-        self._bytes_at_last_step = 0
 
     def apply(self, command: StepCommand, fence: Fence) -> None:
         """Carry out one step's orders, before any kernel of the step is launched.
@@ -70,16 +69,35 @@ class MemoryManager:
         for task in command.restore:
             self._worker.submit(task, fence)
 
-    def begin_step(self) -> None:
-        """Tell the pacing that a forward pass is about to be launched."""
-        self._pacer.begin_step()
+    def begin_step(self) -> int:
+        """Tell the pacing that a forward pass is about to be launched.
 
-    def note_step(self, duration_s: float, load: int | None, full_share: float = 0.0) -> None:
-        """Tell the pacing how long a forward pass took, seconds, how large it was (tokens), and
-        what share of the layers it ran in full precision."""
-        copied_bytes = self._worker.counters().bytes
-        restoring = copied_bytes > self._bytes_at_last_step
-        self._bytes_at_last_step = copied_bytes
+        Returns
+        -------
+        int
+            Residual bytes copied so far, for the pass's ``note_step``.
+        """
+        self._pacer.begin_step()
+        return self._worker.counters().bytes
+
+    def note_step(
+        self, duration_s: float, load: int | None, full_share: float = 0.0, *, copied_before: int
+    ) -> None:
+        """Tell the pacing of a forward pass that has ended.
+
+        Parameters
+        ----------
+        duration_s
+            How long it took, seconds.
+        load
+            How large it was, tokens; 0 for a step of an idle engine.
+        full_share
+            Share of the layers that it ran in full precision.
+        copied_before
+            What ``begin_step`` returned for it. On a device several passes may have ended since
+            the last call: a copy beside any of them lies behind the mark of its own.
+        """
+        restoring = self._worker.counters().bytes > copied_before
         self._pacer.note_step(duration_s, restoring, load, full_share)
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:

@@ -18,7 +18,7 @@ class ResidualReturn:
     ----------
     ledger, orders, counters, blocks, clock
         The manager's own.
-    max_restoring_units, retry
+    retry
         As in ``SumManager``.
     """
 
@@ -30,20 +30,14 @@ class ResidualReturn:
         blocks: UnitBlocks,
         *,
         clock: Callable[[], float],
-        max_restoring_units: int | None,
         retry: RetryLimits,
     ) -> None:
-        if max_restoring_units is not None and max_restoring_units < 1:
-            raise ValueError(
-                f"max_restoring_units is {max_restoring_units}: give 1 or more, or None for no cap"
-            )
         self._ledger = ledger
         self._orders = orders
         self._counters = counters
         self._blocks = blocks
         self._clock = clock
         self.retry = RestoreRetry(retry)
-        self._slots = max_restoring_units or ledger.num_units
         self._began_s: float | None = None
         self._pace_from_s = 0.0
         """Since when bytes have been coming back without a pause."""
@@ -87,12 +81,11 @@ class ResidualReturn:
         )
 
     def advance(self, units: tuple[int, ...], now: float) -> tuple[RestoreTask, ...]:
-        """Let open restores go on, and begin others in as many of ``units`` as may be open."""
+        """Let open restores go on, and begin others in ``units``, in this order."""
         stood_still = not self.running
         self._held = False
-        slots = self._slots - len(self._ledger.open_restores)
         tasks = []
-        for unit in units[: max(slots, 0)]:
+        for unit in units:
             self._blocks.hide_unit(unit)
             tasks.append(self._ledger.begin_restore(unit))
         if self.running and self._began_s is None:

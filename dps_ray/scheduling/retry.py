@@ -26,7 +26,8 @@ class RestoreRetry:
         self._limits = limits
         self._failures: dict[int, int] = {}
         self._resume_at_s = -math.inf
-        self._latest = ""
+        self._latest = (-1, "")
+        """Segment and cause of the latest failure."""
 
     @property
     def exhausted(self) -> bool:
@@ -38,10 +39,12 @@ class RestoreRetry:
         """Why full mode cannot return, in one line; ``None`` while no failure stands."""
         if not self._failures:
             return None
+        segment, error = self._latest
+        state = "retrying"
         if self.exhausted:
-            attempts = self._limits.attempts
-            return f"{self._latest}; gave up after {attempts} attempts: change the pin to retry"
-        return f"{self._latest}; retrying"
+            state = f"gave up after {self._limits.attempts} attempts: change the pin to retry"
+        # The cause comes last: it may be long, and a status page cuts it.
+        return f"restore of residual segment {segment} failed; {state} ({error})"
 
     def may_start(self, now: float) -> bool:
         """Whether a restore may begin at ``now`` (seconds, monotonic)."""
@@ -56,7 +59,7 @@ class RestoreRetry:
         count = self._failures.get(segment, 0) + 1
         self._failures[segment] = count
         self._resume_at_s = now + self._limits.first_pause_s * 2 ** (count - 1)
-        self._latest = f"restore of residual segment {segment} failed ({error})"
+        self._latest = segment, error
 
     def succeeded(self, segment: int) -> None:
         """Forget the failures of ``segment``."""

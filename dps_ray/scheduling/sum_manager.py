@@ -45,9 +45,6 @@ class SumManager:
         Monotonic time, seconds.
     pin
         The operator's pin at start-up.
-    max_restoring_units
-        Restores that may be open at once; ``None`` for no cap. Units beyond it stay with the KV
-        cache, which a burst then takes without a cancellation.
     retry
         Bounds on retries after a failed restore.
     max_moves, save_prefixes
@@ -65,7 +62,6 @@ class SumManager:
         *,
         clock: Callable[[], float],
         pin: Pin = Pin.AUTO,
-        max_restoring_units: int | None = None,
         retry: RetryLimits | None = None,
         max_moves: int = 0,
         layers: LayerSegments | None = None,
@@ -81,7 +77,6 @@ class SumManager:
             self.counters,
             blocks,
             clock=clock,
-            max_restoring_units=max_restoring_units,
             retry=retry or RetryLimits(),
         )
         self._compaction = Compaction(

@@ -155,7 +155,9 @@ def main(model: str, binding: str) -> None:
         running.step()
         pin(running, "auto")
         result["mended"] = running.return_to_full()
-        result["restores_failed"] = metrics(running)["dps:restores_failed"]
+        seen = metrics(running)
+        result["restores_failed"] = seen["dps:restores_failed"]
+        result["restore_bytes_per_s"] = seen["dps:restore_bytes_per_s"]
     print(json.dumps(result))
 
 

@@ -56,6 +56,7 @@ def test_what_stays_broken_keeps_the_replica_in_fast_mode_with_right_answers(
     assert found["lent"] > 0
     assert found["mode"] == "fast"
     assert "gave up after 5 attempts" in found["fault"]
+    assert said in found["fault"], "the page and the log name the cause"
     assert found["metrics"] == {"dps:fault": 1.0, "dps:mode_fast": 1.0}
     assert found["failed"] >= ATTEMPTS
     assert found["tokens"] == lived["fast"]
@@ -102,3 +103,7 @@ def test_a_backup_that_stays_damaged_is_never_taken_for_the_model(lived: dict[st
 def test_every_failed_restore_is_counted(lived: dict[str, Any]) -> None:
     counted = sum(found["failed"] for found in lived.values() if isinstance(found, dict))
     assert lived["restores_failed"] >= counted
+
+
+def test_speed_of_the_latest_restores_is_exported(lived: dict[str, Any]) -> None:
+    assert lived["restore_bytes_per_s"] > 1e6

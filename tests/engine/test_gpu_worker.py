@@ -82,7 +82,7 @@ def test_command_is_obeyed_before_anything_of_its_step_is_launched(
     rank = SimpleNamespace(
         full_share=0.25,
         apply=log.append,
-        begin_step=lambda: log.append("begin"),
+        begin_step=lambda: log.append("begin") or 4096,
         count_step=lambda *done: log.append(done),
         count_idle_step=lambda: log.append("idle"),
     )
@@ -101,7 +101,9 @@ def test_command_is_obeyed_before_anything_of_its_step_is_launched(
     Event.ended = True
     log.clear()
     worker.execute_model(idle_step)
-    assert log == [command, (0.008, 5, 0.25), "idle", "launch"], "the load's last step comes first"
+    assert log == [command, (0.008, 5, 0.25, 4096), "idle", "launch"], (
+        "the load's last step comes first"
+    )
     log.clear()
     worker.execute_model(step)
     assert log == [command, "capture", "begin", "launch"]
@@ -147,11 +149,11 @@ def test_steps_of_vllm_own_warm_up_carry_no_command(monkeypatch: pytest.MonkeyPa
 
 def test_step_that_still_runs_is_not_counted() -> None:
     timer = StepTimer()
-    with timer.step(7, 1.0):
+    with timer.step(7, 1.0, 512):
         pass
     assert timer.finished() == []
     Event.ended = True
-    assert timer.finished() == [(0.008, 7, 1.0)]
+    assert timer.finished() == [(0.008, 7, 1.0, 512)]
     assert timer.finished() == []
 
 

@@ -192,6 +192,17 @@ def test_where_layers_lie_comes_back_to_the_byte(page: StatusPage) -> None:
     assert page.rank(2).layer_bounds == page.rank(4).layer_bounds == []
 
 
+def test_cause_of_a_failed_restore_is_cut_and_a_shorter_one_leaves_nothing_of_it(
+    page: StatusPage,
+) -> None:
+    section = page.rank(0)
+    assert section.error == ""
+    section.error = "x" * 150 + "\N{GREEK SMALL LETTER MU}" * 20
+    assert section.error == "x" * 150 + "\N{GREEK SMALL LETTER MU}" * 5
+    section.error = "link down"
+    assert section.error == "link down"
+
+
 def test_ranks_do_not_share_a_cell(page: StatusPage) -> None:
     page.publish(a_status(7))
     for rank in range(MAX_RANKS):
@@ -201,11 +212,13 @@ def test_ranks_do_not_share_a_cell(page: StatusPage) -> None:
         section["full_steps"] = rank
         section.outcomes[:] = rank
         section.layer_bounds = [(rank, rank + 1)] * MAX_LAYERS
+        section.error = f"link {rank} down"
     for rank in range(MAX_RANKS):
         section = page.rank(rank)
         assert section["base_blocks"] == section["full_steps"] == rank
         assert section.layer_bounds == [(rank, rank + 1)] * MAX_LAYERS
         assert set(section.outcomes) == {rank}
+        assert section.error == f"link {rank} down"
     assert page.read() == replace(a_status(7), sequence=1)
 
 

@@ -312,9 +312,40 @@ def test_one_command_cancels_then_zeroes_then_restores(builder: Callable[..., Ri
         assert counters.completed + counters.cancelled == 2
         assert rig.region.verify(0)
         assert not rig.region.verify(1)
-        manager.note_step(0.01, load=4)
+        manager.note_step(0.01, load=4, copied_before=manager.begin_step())
     manager.close()
     assert rig.driver.created_bytes == 0
+
+
+class HearingPacer(Pacer):
+    """Notes which steps it is told were stretched by copies."""
+
+    def __init__(self) -> None:
+        super().__init__(max_inflation=0.05, floor_bytes_per_s=1e9)
+        self.heard: list[bool] = []
+
+    def note_step(
+        self, duration_s: float, restoring: bool, load: int | None, full_share: float = 0.0
+    ) -> None:
+        self.heard.append(restoring)
+
+
+def test_every_step_that_copies_ran_beside_counts_as_restoring_when_several_end_at_once(
+    builder: Callable[..., Rig],
+) -> None:
+    """Else the later ones would teach the pacing that steps are slow by themselves."""
+    rig, pacer = builder(), HearingPacer()
+    rig.region.upload_all()
+    with MemoryManager(
+        rig.region, pacer=pacer, chunk_bytes=1024, verify=True, on_done=lambda result: None
+    ) as manager:
+        launched = [manager.begin_step(), manager.begin_step()]
+        manager.apply(StepCommand(Mode.FAST, restore=(RestoreTask(0, 0, 1),)), NoFence())
+        assert manager.wait_idle(TIMEOUT_S)
+        launched.append(manager.begin_step())
+        for copied_before in launched:
+            manager.note_step(0.01, 4, copied_before=copied_before)
+    assert pacer.heard == [True, True, False]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -34,7 +34,6 @@ class ReplicaMachine(RuleBasedStateMachine):
         binding=st.sampled_from(["fixed", "any"]),
         high=st.sampled_from([0.8, 1.0]),
         full_dwell_s=st.sampled_from([0.0, FULL_DWELL_S]),
-        cap=st.sampled_from([None, 1]),
         layers=st.sampled_from([None, LAYERS]),
     )
     def build(
@@ -42,7 +41,6 @@ class ReplicaMachine(RuleBasedStateMachine):
         binding: str,
         high: float,
         full_dwell_s: float,
-        cap: int | None,
         layers: LayerSegments | None,
     ) -> None:
         self.full_dwell_s, self.high = full_dwell_s, high
@@ -52,14 +50,12 @@ class ReplicaMachine(RuleBasedStateMachine):
             blocks_per_unit=BLOCKS_PER_UNIT,
             base_blocks=BASE_BLOCKS,
             binding=binding,
-            max_restoring_units=cap,
             retry=RetryLimits(attempts=3, first_pause_s=1.0),
             layers=layers,
             ledger_type=self.ledger_type,
             manager_type=self.manager_type,
         )
         self.manager, self.ledger = self.replica.manager, self.replica.ledger
-        self.cap = cap or UNITS
         self.requests: list[list[int | None]] = []
         self.open: dict[int, RestoreTask] = {}
         self.ended: list[RestoreTask] = []
@@ -223,7 +219,6 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.full_layers = command.full_layers
 
     def _check_restore_was_allowed(self, waiting: int, waiting_blocks: int | None) -> None:
-        assert len(self.open) <= self.cap
         if self.manager.pin is Pin.FULL:
             return
         assert self.manager.pin is Pin.AUTO

@@ -79,7 +79,6 @@ class Replica:
         base_blocks: int = 10,
         binding: str = "fixed",
         pin: Pin = Pin.AUTO,
-        max_restoring_units: int | None = None,
         retry: RetryLimits | None = None,
         layers: LayerSegments | None = None,
         ledger_type: type[UnitLedger] = UnitLedger,
@@ -108,7 +107,6 @@ class Replica:
             self,
             clock=lambda: self.now_s,
             pin=pin,
-            max_restoring_units=max_restoring_units,
             retry=retry,
             layers=layers,
         )
