@@ -1,0 +1,101 @@
+"""A split linear layer under the default kernel, eager and traced, against float64."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from dps_ray.config import DpsOptions
+from dps_ray.engine import rank as ranks
+from dps_ray.engine.quantization import DpsHeadMethod, DpsLinearMethod, register_quantization
+from dps_ray.engine.rank import Rank
+from dps_ray.engine.status_page import StatusPage
+from dps_ray.memory.geometry import plan_geometry
+from dps_ray.modes import Mode
+from dps_ray.precision.encode import encode
+from dps_ray.precision.nested import decode_fast, decode_full
+
+ROWS, COLUMNS = 64, 96
+ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    """This process's rank; every split layer has a shift per row."""
+    key = uuid.uuid4().hex[:16]
+    page = StatusPage.create(key)
+    yield ranks.begin(DpsOptions(key=key, formats=("e4m3_row",)), 0, torch.device("cpu"))
+    ranks.end()
+    page.remove()
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def split_layer(rank: Rank, method: DpsLinearMethod, weight: torch.Tensor) -> torch.nn.Module:
+    """A layer whose weight has been split, with memory behind its residual."""
+    register_quantization()
+    layer = torch.nn.Module()
+    layer.weight = Parameter(weight.clone(), requires_grad=False)
+    method.process_weights_after_loading(layer)
+    rank.build_region(
+        plan_geometry(
+            kv_bytes=1 << 20, residual_bytes=rank.arena.used_bytes, block_bytes=1 << 16,
+            granularity_bytes=rank.arena.driver.granularity_bytes, unit_bytes=None,
+        )
+    )  # fmt: skip
+    return layer
+
+
+def assert_close(
+    y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> None:
+    """One rounding of the result and float32's error in the sum of magnitudes."""
+    exact = x.double() @ weight.double().T + bias.double()
+    magnitude = x.double().abs() @ weight.double().abs().T
+    bound = ROUNDING[y.dtype] * exact.abs() + 2.0**-19 * magnitude + 1e-7
+    assert ((y.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("tracing", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["packed", "row-major"])
+def test_fused_layer_equals_float64_in_both_modes(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tracing: bool
+) -> None:
+    weight = normal(ROWS, COLUMNS, dtype=dtype, seed=0) * 0.05
+    weight[0] *= 100
+    nested = encode(weight, "e4m3_row")
+    assert nested.row_shift is not None
+    assert len(nested.row_shift.unique()) > 1
+    method = DpsLinearMethod("model.layers.0.self_attn.qkv_proj")
+    layer: Any = split_layer(rank, method, weight)
+    assert (layer.dps_fused is not None) == rank.fused
+    # While Dynamo traces, the opaque operation stands in the graph instead of the layer's object.
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: tracing)
+    bias = normal(ROWS, dtype=dtype, seed=1)
+    for tokens in (1, 7):
+        x = normal(tokens, COLUMNS, dtype=dtype, seed=2)
+        for mode, values in ((Mode.FULL, decode_full(nested)), (Mode.FAST, decode_fast(nested))):
+            rank.mode = mode
+            assert_close(method.apply(layer, x, bias), x, values, bias)
+            assert_close(method.apply(layer, x), x, values, torch.zeros_like(bias))
+
+
+def test_output_head_without_a_packed_gemm_equals_float64(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dps_ray.engine.quantization.is_plain_torch", lambda _: True)
+    weight = normal(ROWS, COLUMNS, dtype=torch.float16, seed=0)
+    head: Any = torch.nn.Module()
+    head.weight = Parameter(weight.clone(), requires_grad=False)
+    method = DpsHeadMethod()
+    method.process_weights_after_loading(head)
+    assert head.dps_blocked == rank.fused
+    x, bias = (normal(n, COLUMNS, dtype=torch.float16, seed=n) for n in (1, 3))
+    offset = bias.reshape(-1)[:ROWS]
+    assert_close(method.apply(head, x, offset), x, weight, offset)
+    assert_close(method.apply(head, x), x, weight, torch.zeros_like(offset))
