@@ -29,10 +29,8 @@ ISA_FLAGS = {
     "avx512_bf16.cpp": _AVX512_BF16,
     "amx.cpp": [*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"],
 }
-SLOW_PATH = (
-    "dps_kernels: {why}: the compiled CPU kernels are left out and the much slower torch path is "
-    "used. {remedy}, then install again with --no-build-isolation."
-)
+REASON = "not_compiled.txt"
+"""Beside the package's modules, which quote it: pip shows nothing of a build that succeeds."""
 
 
 class BuildKernels(build_ext):
@@ -40,12 +38,15 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         if importlib.util.find_spec("torch") is None:
-            self._leave_out(ext, "torch is not installed where this build runs", "Install torch")
+            self._leave_out(ext, "torch is not installed where the build ran; install it")
             return
         try:
             self._compile(ext)
         except Exception as error:
-            self._leave_out(ext, f"compiling failed ({error})", "Install g++ 11 or newer")
+            self._leave_out(ext, f"compiling failed ({error}); install g++ 11 or newer")
+        else:
+            for folder in self._packages(ext):
+                (folder / REASON).unlink(missing_ok=True)
 
     def _compile(self, ext: Extension) -> None:
         from torch.utils.cpp_extension import include_paths
@@ -92,12 +93,18 @@ class BuildKernels(build_ext):
                 return library
         return "-lgomp"
 
-    def _leave_out(self, ext: Extension, why: str, remedy: str) -> None:
-        # A library of an earlier build would not match these sources.
-        for folder in (self.build_lib, "kernels"):
-            for stale in Path(folder).glob("dps_kernels/_C.*"):
+    def _leave_out(self, ext: Extension, why: str) -> None:
+        for folder in self._packages(ext):
+            # A library of an earlier build would not match these sources.
+            for stale in folder.glob("_C.*"):
                 stale.unlink()
-        print(SLOW_PATH.format(why=why, remedy=remedy), file=sys.stderr)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / REASON).write_text(why)
+        print(f"dps_kernels: {why}: the compiled CPU kernels are left out", file=sys.stderr)
+
+    def _packages(self, ext: Extension) -> list[Path]:
+        """Where the package is built, and where an editable installation imports it from."""
+        return [Path(self.get_ext_fullpath(ext.name)).parent, Path("kernels/dps_kernels")]
 
 
 def kernels() -> list[Extension]:

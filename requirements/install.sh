@@ -27,3 +27,5 @@ fi
 # Some packages carry files for other Python versions, which do not compile: no reason to stop.
 "$venv/bin/python" -m compileall -q -j 0 -x '/(tests?|testing)/' "$venv/lib" >/dev/null || true
 "${pip[@]}" --no-deps --no-build-isolation --editable "$here/.."
+# Says, as a warning, if the kernels could not be compiled, and why.
+"$venv/bin/python" -c 'import dps_kernels; dps_kernels.available()'

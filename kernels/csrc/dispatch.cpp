@@ -1,6 +1,8 @@
 // Picks the kernels once per process, by what the CPU and the operating system support.
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "kernels.h"
 
@@ -12,6 +14,17 @@
 
 namespace dps {
 namespace {
+
+// Rank of the name in DPS_KERNELS_ISA; without one nothing is lowered.
+int allowed_rank() {
+  const char* const names[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
+  const char* limit = std::getenv("DPS_KERNELS_ISA");
+  if (!limit) return 4;
+  for (int rank = 0; rank < 5; ++rank)
+    if (!std::strcmp(limit, names[rank])) return rank;
+  throw std::invalid_argument("DPS_KERNELS_ISA is '" + std::string(limit) +
+                              "': use portable, avx2, avx512, avx512_bf16 or amx, or unset it");
+}
 
 #if defined(__x86_64__)
 
@@ -26,15 +39,6 @@ bool amx_bf16_present() {
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
   return (edx & kAmxBf16) && (edx & kAmxTile);
-}
-
-// Ranks of the names that DPS_KERNELS_ISA may take; without it, or with another, nothing is lowered.
-int allowed_rank() {
-  const char* const names[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
-  const char* limit = std::getenv("DPS_KERNELS_ISA");
-  for (int rank = 0; limit && rank < 5; ++rank)
-    if (!std::strcmp(limit, names[rank])) return rank;
-  return 4;
 }
 
 Kernels choose() {
@@ -61,7 +65,10 @@ Kernels choose() {
 
 #else
 
-Kernels choose() { return portable_kernels(); }
+Kernels choose() {
+  allowed_rank();
+  return portable_kernels();
+}
 
 #endif
 

@@ -1,8 +1,9 @@
 """Loading the compiled library, once, and what is there to use instead."""
 
-import importlib.util
 import warnings
 from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,13 +24,22 @@ _OPERATORS = (
 )
 """All that the compiled library must offer."""
 
+_PACKAGE = Path(__file__).parent
+
 
 @cache
 def available() -> bool:
-    """Whether the compiled CPU kernels are loaded; says once, as a warning, why they are not."""
-    spec = importlib.util.find_spec("dps_kernels._C")
+    """Whether the compiled CPU kernels are loaded; says once, as a warning, why they are not.
+
+    Raises
+    ------
+    RuntimeError
+        ``DPS_KERNELS_ISA`` names no instruction set.
+    """
+    # Here only: another installation's library would be of other sources.
+    spec = PathFinder.find_spec("dps_kernels._C", [str(_PACKAGE)])
     if spec is None or spec.origin is None:
-        why = "was not built (no C++ compiler at install time?)"
+        why = f"was not built: {_reason()}"
     else:
         try:
             torch.ops.load_library(spec.origin)
@@ -39,12 +49,13 @@ def available() -> bool:
             compiled = getattr(torch.ops, _OPS)
             missing = [name for name in _OPERATORS if not hasattr(compiled, name)]
             if not missing:
+                compiled.isa()
                 _register_fakes()
                 return True
             why = f"is older than its sources (without {', '.join(missing)})"
     warnings.warn(
         f"dps_kernels: the compiled library {why}; running the slow torch path. "
-        "Install again with a C++ compiler: pip install --no-deps --no-build-isolation -e .",
+        "To install again: pip install --no-deps --no-build-isolation -e .",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -68,6 +79,12 @@ def has_packed() -> bool:
 def runs_compiled(tensor: Tensor) -> bool:
     """Whether calls on this tensor go to the compiled kernels."""
     return tensor.device.type == "cpu" and available()
+
+
+def _reason() -> str:
+    """What the build wrote beside the modules when it left the library out."""
+    note = _PACKAGE / "not_compiled.txt"
+    return note.read_text() if note.exists() else "no build has run here"
 
 
 def _register_fakes() -> None:

@@ -7,6 +7,7 @@ import torch
 from dps_kernels import PACKED, Planes, isa, linear, moe, to_layout
 
 from dps_ray.precision.encode import encode
+from tests.kernels.unrouted_cases import only_routed_experts_are_read
 from tests.kernels.weights import FORMATS, nested, normal, planes, values
 
 BF16 = torch.bfloat16
@@ -93,5 +94,5 @@ CASES = (
 
 if __name__ == "__main__":
     print(isa())
-    for case in CASES:
+    for case in (*CASES, only_routed_experts_are_read):
         case()
