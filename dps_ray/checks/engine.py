@@ -110,30 +110,34 @@ class Engine:
         )
 
 
+def llm_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """What vLLM's ``LLM`` is called with for ``spec``."""
+    elastic: dict[str, Any] = {}
+    if spec.dps is not None:
+        elastic = {"quantization": "dps", "additional_config": {"dps": spec.dps}}
+    backend = spec.attention_backend
+    return {
+        "model": spec.model,
+        "enforce_eager": not spec.compiled,
+        "attention_backend": AttentionBackendEnum[backend] if backend else None,
+        "disable_log_stats": False,
+        "kv_cache_memory_bytes": spec.kv_bytes,
+        "tensor_parallel_size": spec.tensor_parallel_size,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": spec.max_num_seqs,
+        "max_num_batched_tokens": spec.max_num_batched_tokens,
+        "block_size": spec.block_size,
+        "enable_prefix_caching": spec.enable_prefix_caching,
+        "seed": 0,
+        **elastic,
+        **spec.engine_arguments,
+    }
+
+
 @contextmanager
 def engine(spec: EngineSpec) -> Iterator[Engine]:
     """Build the engine of ``spec`` and take it down again."""
-    options: dict[str, Any] = {}
-    if spec.dps is not None:
-        options = {"quantization": "dps", "additional_config": {"dps": spec.dps}}
-    llm = LLM(
-        model=spec.model,
-        enforce_eager=not spec.compiled,
-        attention_backend=(
-            AttentionBackendEnum[spec.attention_backend] if spec.attention_backend else None
-        ),
-        disable_log_stats=False,
-        kv_cache_memory_bytes=spec.kv_bytes,
-        tensor_parallel_size=spec.tensor_parallel_size,
-        max_model_len=spec.max_model_len,
-        max_num_seqs=spec.max_num_seqs,
-        max_num_batched_tokens=spec.max_num_batched_tokens,
-        block_size=spec.block_size,
-        enable_prefix_caching=spec.enable_prefix_caching,
-        seed=0,
-        **options,
-        **spec.engine_arguments,
-    )
+    llm = LLM(**llm_arguments(spec))
     try:
         yield Engine(spec, llm)
     finally:

@@ -4,7 +4,6 @@ import operator
 import pickle
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,13 +145,6 @@ def test_model_without_runs_of_kv_blocks_is_refused(
     monkeypatch.setattr(type(model), kind, property(lambda _: True))
     with pytest.raises(DpsConfigError, match=rf"{named}: .*; serve it without quantization"):
         configure(config, DpsOptions())
-
-
-@pytest.fixture
-def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A front process that sees an NVIDIA GPU."""
-    gpu = SimpleNamespace(device_type="cuda", device_name="cuda", is_rocm=lambda: False)
-    monkeypatch.setattr("dps_ray.engine.configure.current_platform", gpu)
 
 
 @pytest.mark.usefixtures("on_cuda")

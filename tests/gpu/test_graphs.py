@@ -4,48 +4,53 @@ What the engine does around a capture is tested without a GPU in ``tests/engine/
 here real graphs are captured and replayed, and must give what the same engine gives without them.
 """
 
-from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from dps_ray.checks.process import run_engines
-from dps_ray.checks.specs import EngineSpec
-from dps_ray.models.cache import cache_root
-from dps_ray.models.tiny import make_tiny
+from tests.gpu.engines import GRAPHS, MODELS, lending, switching, without_graphs
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 RUNNERS = {"V1": "0", "V2": "1"}
 
+SAME_MODE = 0.25
+"""Runs of a mode are nearer to each other than this share of the distance between the modes. Graphs
+and eager runs differ in last bits: batches are padded, and the compiler joins operations."""
 
-def switching(name: str, graphs: str, *, compiled: bool) -> EngineSpec:
-    return EngineSpec(
-        label=f"{name}, graphs {graphs}",
-        model=str(make_tiny(name, cache_root())),
-        kv_bytes=256 << 20,
-        max_model_len=512,
-        block_size=16,
-        enable_prefix_caching=False,
-        compiled=compiled,
-        dps={"kernel": "exact", "lend": False, "graphs": graphs},
-        scenario="switches",
-    )
+
+def distance(run: dict[str, Any], other: dict[str, Any]) -> float:
+    """Mean difference of the logprobs that both runs give after the same tokens."""
+    differences = []
+    for mine, theirs, mine_at, theirs_at in zip(
+        run["tokens"], other["tokens"], run["logprobs"], other["logprobs"], strict=True
+    ):
+        for step, (a, b) in enumerate(zip(map(dict, mine_at), map(dict, theirs_at), strict=True)):
+            if mine[:step] != theirs[:step]:
+                break
+            differences += [
+                abs(float.fromhex(a[token]) - float.fromhex(b[token])) for token in a.keys() & b
+            ]
+    return fmean(differences)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("graphs", ["eager", "lazy"])
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("name", MODELS)
 def test_graphs_of_a_mode_compute_in_that_mode(
     runner: str, graphs: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", RUNNERS[runner])
-    captured = switching(name, graphs, compiled=True)
-    with_graphs, without = run_engines([captured, replace(captured, compiled=False)], 900.0)
+    captured = switching(name, graphs)
+    with_graphs, eager = run_engines([captured, without_graphs(captured)], 900.0)
+    between_modes = distance(eager["full"], eager["fast"])
     for mode in ("full", "fast", "full again"):
-        assert with_graphs[mode]["tokens"] == without[mode]["tokens"]
+        apart = distance(with_graphs[mode], eager[mode])
+        print(f"{mode}: graphs are {apart:.2g} from eager, the modes {between_modes:.2g}")
+        assert apart < SAME_MODE * between_modes
         assert with_graphs[mode]["nans"] == 0
-    assert with_graphs["full"]["logprobs"] != with_graphs["fast"]["logprobs"]
     assert with_graphs["full"]["logprobs"] == with_graphs["full again"]["logprobs"]
 
 
@@ -54,14 +59,7 @@ def test_lending_burst_replays_graphs_on_restored_weights(
     runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", RUNNERS[runner])
-    spec = replace(
-        switching("qwen3", "eager", compiled=True),
-        kv_bytes=8 << 20,
-        dps={"kernel": "exact", "min_fast_dwell_s": 0.0},
-        scenario="burst",
-        arguments={"count": 12, "prompt_tokens": 96, "max_tokens": 96},
-    )
-    result: dict[str, Any] = run_engines([spec], 900.0)[0]
+    result: dict[str, Any] = run_engines([lending()], 900.0)[0]
     assert result["status"]["switches_to_fast"] > 0
     assert result["returned_to_full"]
     assert all(rank["residual_intact"] for rank in result["ranks"])
