@@ -17,9 +17,6 @@ from dps_ray.engine.elastic_worker import ElasticWorker
 from dps_ray.engine.refusals import captures_graphs
 from dps_ray.modes import Mode
 
-WARM_UP_TOKENS = (1, 16, 64, 256)
-"""Batch sizes whose kernels are compiled before graphs are captured, besides the largest one."""
-
 
 class DpsGpuWorker(ElasticWorker, stock_worker.Worker):
     """Elastic GPU worker."""
@@ -68,13 +65,25 @@ class DpsGpuWorker(ElasticWorker, stock_worker.Worker):
     @torch.inference_mode()
     def compile_or_warm_up_model(self) -> Any:
         """Compile the kernels of both modes: no first step of a burst waits for a compiler."""
-        largest = self.vllm_config.scheduler_config.max_num_batched_tokens
+        counts = self._warm_up_tokens()
         for mode in Mode:
             with ranks.current().capturing(mode):
-                for tokens in {*WARM_UP_TOKENS, largest}:
-                    if tokens <= largest:
-                        self.model_runner._dummy_run(tokens, is_profile=True)
+                for tokens in counts:
+                    self.model_runner._dummy_run(tokens, is_profile=True)
         return super().compile_or_warm_up_model()
+
+    def _warm_up_tokens(self) -> list[int]:
+        """Batches after which no other one compiles a kernel; none where none of them runs."""
+        rank = ranks.current()
+        if not rank.fused:
+            return []
+        from dps_kernels.hopper import arch, warm_up  # needs triton
+
+        from dps_ray.engine.moe_cuda import mixtures_of
+
+        largest = self.vllm_config.scheduler_config.max_num_batched_tokens
+        mixtures = mixtures_of(self.get_model())
+        return warm_up.token_counts(largest, arch.of_device(rank.device), mixtures)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         rank = ranks.current()

@@ -28,6 +28,16 @@ from dps_ray.engine.split_weight import (
 )
 
 
+def mixtures_of(model: torch.nn.Module) -> set[tuple[int, int]]:
+    """Number of experts and top-k of each layer of experts that runs in the kernels."""
+    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    return {
+        (method.moe.num_local_experts, method.moe.experts_per_token)
+        for method in methods
+        if isinstance(method, DpsCudaMoEMethod) and method.fused
+    }
+
+
 class DpsCudaMoEMethod(UnquantizedFusedMoEMethod):
     """Routed experts in two bytes: by the fused kernels, or rebuilt for vLLM's Triton kernel."""
 

@@ -1,6 +1,8 @@
 """The GPU worker without a GPU: what it puts into vLLM's seams, and the order of a step."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +10,10 @@ import pytest
 import torch
 import vllm.v1.worker.gpu.model_runner as runner_v2
 import vllm.v1.worker.gpu_worker as stock_worker
+from dps_kernels.hopper import arch, warm_up
+from dps_kernels.hopper.arch import Arch
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GpuRunnerV2
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GpuRunnerV1
 
 from dps_ray.commands import StepCommand
 from dps_ray.config import DpsConfigError, DpsOptions
@@ -16,6 +22,7 @@ from dps_ray.engine import rank as ranks
 from dps_ray.engine.gpu_runner_v2 import DpsGpuModelRunnerV2 as RunnerV2
 from dps_ray.engine.gpu_runner_v2 import DpsGraphManager
 from dps_ray.engine.gpu_worker import DpsGpuWorker, StepTimer
+from dps_ray.engine.moe_cuda import DpsCudaMoEMethod
 from dps_ray.engine.seams import swapped
 from dps_ray.modes import Mode
 
@@ -145,6 +152,66 @@ def test_steps_of_vllm_own_warm_up_carry_no_command(monkeypatch: pytest.MonkeyPa
     )
     Worker(log).execute_model(SimpleNamespace(total_num_scheduled_tokens=3))
     assert log == ["launch"]
+
+
+class Experts(DpsCudaMoEMethod):
+    """128 experts, of which a token takes 8."""
+
+    def __init__(self, *, fused: bool) -> None:
+        torch.nn.Module.__init__(self)
+        self.moe = SimpleNamespace(num_local_experts=128, experts_per_token=8)
+        self.fused = fused
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["experts in the kernels", "rebuilt experts"])
+def test_every_kernel_is_compiled_in_both_modes_before_vllm_warms_up(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[Any] = []
+
+    @contextmanager
+    def capturing(mode: Mode) -> Iterator[None]:
+        log.append(mode)
+        yield
+
+    h100 = Arch(90, 132, 228 << 10)
+    rank = SimpleNamespace(fused=True, capturing=capturing, device=torch.device("cuda", 0))
+    monkeypatch.setattr(ranks, "current", lambda: rank)
+    monkeypatch.setattr(arch, "of_device", lambda device: h100)
+    monkeypatch.setattr(
+        stock_worker.Worker, "compile_or_warm_up_model", lambda self: log.append("stock")
+    )
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
+    model[1].quant_method = Experts(fused=fused)
+    worker = Worker([])
+    worker.vllm_config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=4000)
+    )
+    worker.model_runner = SimpleNamespace(
+        get_model=lambda: model,
+        _dummy_run=lambda tokens, is_profile: log.append(tokens),
+    )
+    worker.compile_or_warm_up_model()
+    counts = warm_up.token_counts(4000, h100, {(128, 8)} if fused else ())
+    assert (1024 in counts) is fused, "the last batch whose experts get 64 tokens each"
+    assert log == [Mode.FULL, *counts, Mode.FAST, *counts, "stock"]
+
+
+def test_nothing_is_compiled_where_weights_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+    rank = SimpleNamespace(fused=False, capturing=lambda mode: nullcontext())
+    monkeypatch.setattr(ranks, "current", lambda: rank)
+    monkeypatch.setattr(
+        stock_worker.Worker, "compile_or_warm_up_model", lambda self: log.append("stock")
+    )
+    Worker(log).compile_or_warm_up_model()
+    assert log == ["stock"]
+
+
+@pytest.mark.parametrize("runner", [GpuRunnerV1, GpuRunnerV2])
+def test_runners_take_the_warm_up_batches_as_they_are_called(runner: type) -> None:
+    inspect.signature(runner._dummy_run).bind(None, 17, is_profile=True)
+    inspect.signature(runner.get_model).bind(None)
 
 
 def test_step_that_still_runs_is_not_counted() -> None:

@@ -5,7 +5,8 @@
 writes, for each weight [N, K], the fastest tile per number of tokens; for routed experts, given as
 [E, 2I, H] and their top-k, per number of routes that an expert gets. Some 900 tiles are compiled
 for a weight. Put the file in place of the checked-in table, or name it in ``DPS_KERNELS_TILES``.
-The tests check every entry of the checked-in one for spills and for the cost of its loop.
+The tests check every entry of the checked-in one for spills, for shared memory and for the cost of
+its loop.
 """
 
 import argparse
@@ -21,9 +22,8 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from dps_kernels.hopper import arch as archs
-from dps_kernels.hopper import dense, moe, tiles
+from dps_kernels.hopper import dense, moe, table, tiles
 from dps_kernels.hopper.arch import Arch
-from dps_kernels.hopper.routing import sort_routes
 from dps_kernels.hopper.tiles import Tile
 from dps_kernels.planes import K16, Planes
 
@@ -131,9 +131,8 @@ def moe_clock(weight: tuple[int, ...], arch: Arch, kind: str, routes: int) -> Me
     weights, ids = torch.rand(tokens, experts, device="cuda").topk(top_k)
 
     def measure(tile: Tile) -> float:
-        routing = sort_routes(ids, experts, tile.bm)
         plan = moe.Plan(kind, tile)
-        return milliseconds(lambda: moe.routed(x, w13, w2, weights, routing, plan, arch))
+        return milliseconds(lambda: moe.routed(x, w13, w2, weights, ids, plan, arch))
 
     return measure
 
@@ -148,21 +147,22 @@ def milliseconds(launch: Callable[[], object]) -> float:
 
 def write(path: Path, made: Entries, arch: Arch) -> None:
     """Put entries into a table, which starts as the checked-in one; one line for each tile."""
-    table: dict[str, Any] = json.loads((path if path.exists() else tiles.TABLE).read_text())
-    table[tiles.generation(arch)].update(made)
-    path.write_text(dump(table))
+    source = path if path.exists() else table.CHECKED_IN
+    grown: dict[str, Any] = json.loads(source.read_text())
+    grown[tiles.generation(arch)].update(made)
+    path.write_text(dump(grown))
 
 
-def dump(table: dict[str, Entries]) -> str:
+def dump(generations: dict[str, Entries]) -> str:
     """Give the table as JSON with one line for each tile."""
-    generations = []
-    for generation, kinds in table.items():
+    parts = []
+    for generation, kinds in generations.items():
         lists = []
         for kind, entries in kinds.items():
             lines = ",\n".join(f"   {json.dumps(entry)}" for entry in entries)
             lists.append(f'  "{kind}": [\n{lines}\n  ]')
-        generations.append(f' "{generation}": {{\n' + ",\n".join(lists) + "\n }")
-    return "{\n" + ",\n".join(generations) + "\n}\n"
+        parts.append(f' "{generation}": {{\n' + ",\n".join(lists) + "\n }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def weight_of(text: str) -> tuple[int, ...]:

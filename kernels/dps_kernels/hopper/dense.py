@@ -1,7 +1,8 @@
 """Launching the dense GEMM: which kernel, which tile, which form of the activations.
 
 Nothing here looks at a tensor's values or waits for the device: launches are safe in CUDA graphs.
-What is compiled depends on the weight and on the table's tile alone, not on the number of tokens.
+What is compiled depends on the weight, on the table's tile and on whether the sum over K is split.
+All three can change with the number of tokens: `warm_up` lists the batches that compile everything.
 """
 
 from typing import Any

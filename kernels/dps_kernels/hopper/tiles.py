@@ -1,16 +1,9 @@
 """Which tile multiplies which shape: a table per GPU generation, checked in, made by `autotune`."""
 
-import json
-import os
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from dps_kernels.hopper import table
 from dps_kernels.hopper.arch import Arch
-
-TABLE = Path(__file__).parent / "tiles.json"
-OVERRIDE = "DPS_KERNELS_TILES"
-"""Environment variable that names another table."""
 
 FP8_FROM_TOKENS = 65
 """Fast mode multiplies in FP8 from here on: below, reading weights decides, and W8A16 needs no
@@ -50,8 +43,8 @@ def kind_of(full: bool, tokens: int, arch: Arch) -> str:
 
 def lookup(kind: str, tokens: int, rows: int, columns: int, arch: Arch) -> Tile:
     """Give the table's tile for [tokens, columns] x [rows, columns], of this weight or any."""
-    table = _table(os.environ.get(OVERRIDE, str(TABLE)))[generation(arch)]
-    entries = table.get(f"{kind} {rows}x{columns}", table[kind])
+    kinds = table.kinds_of(generation(arch))
+    entries = kinds.get(f"{kind} {rows}x{columns}", kinds[kind])
     fields = next(e for e in entries if e["tokens"] is None or tokens <= e["tokens"])
     return Tile(**{name: value for name, value in fields.items() if name != "tokens"})
 
@@ -77,9 +70,3 @@ def generation(arch: Arch) -> str:
     if arch.sm >= 90:
         return "sm90"
     return "sm80" if arch.sm == 80 else "sm89"
-
-
-@cache
-def _table(path: str) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(Path(path).read_text())
-    return table

@@ -2,6 +2,7 @@
 
 `compile_launches` runs a launcher's own code on meta tensors: what is compiled is exactly what the
 launcher would start on the device, with its tiles, its argument types and their alignment.
+`needed_compilations` asks only what would be compiled.
 """
 
 import re
@@ -134,17 +135,38 @@ def compile_launches(launch: Callable[[], object], arch: int) -> list[Compiled]:
     return compiled
 
 
-class _AbsentDevice:
-    """What Triton asks its driver while it compiles."""
+def needed_compilations(launch: Callable[[], object], arch: int) -> set[tuple[str, str]]:
+    """Give name and key of every compilation that ``launch`` needs, without making any."""
+    needed = set()
+    run = JITFunction.run
 
-    def __init__(self, arch: int) -> None:
+    def note(kernel: Any, key: str, *_: object) -> None:
+        needed.add((kernel.fn.__name__, key))
+
+    def look_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        run(kernel, *args, grid=grid, warmup=True, **options)
+
+    with (
+        mock.patch.object(driver, "_active", _AbsentDevice(arch, "never compiled for")),
+        mock.patch.object(JITFunction, "run", look_only),
+        mock.patch.object(JITFunction, "_do_compile", note),
+    ):
+        launch()
+    return needed
+
+
+class _AbsentDevice:
+    """What Triton asks its driver while it compiles. Devices of another name share no kernels."""
+
+    def __init__(self, arch: int, name: str = "compiled for") -> None:
         self._arch = arch
+        self._name = name
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self._arch, 32)
 
     def get_current_device(self) -> str:
-        return f"sm_{self._arch}"
+        return f"{self._name} sm_{self._arch}"
 
     def get_current_stream(self, device: str) -> int:
         return 0

@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 from dps_kernels import K16, Planes
-from dps_kernels.hopper import autotune, moe, tiles
+from dps_kernels.hopper import autotune, moe, table, tiles
 from dps_kernels.hopper.arch import Arch
 
 A100 = Arch(80, 108, 164 << 10)
@@ -12,7 +12,7 @@ H100 = Arch(90, 132, 228 << 10)
 
 
 def test_checked_in_table_is_written_as_autotune_writes_it():
-    text = tiles.TABLE.read_text()
+    text = table.CHECKED_IN.read_text()
     assert autotune.dump(json.loads(text)) == text
 
 
@@ -56,11 +56,11 @@ def test_autotune_writes_the_fastest_tile_and_lookup_finds_it(tmp_path, monkeypa
 
     path = tmp_path / "tiles.json"
     autotune.write(path, autotune.tune((512, 1024), H100, measure_for), H100)
-    monkeypatch.setenv(tiles.OVERRIDE, str(path))
+    monkeypatch.setenv(table.OVERRIDE, str(path))
     tile = tiles.lookup("full", 16, 512, 1024, H100)
     assert (tile.bn, tile.bk, tile.stages, tile.splits) == (128, 64, 2, 4)
     assert tiles.lookup("fp8", 10**6, 512, 1024, H100).bn == 128
-    monkeypatch.delenv(tiles.OVERRIDE)
+    monkeypatch.delenv(table.OVERRIDE)
     assert tiles.lookup("full", 16, 512, 1024, H100) != tile
 
 
@@ -70,7 +70,7 @@ def test_experts_are_tuned_by_the_routes_each_gets_and_without_splits(tmp_path, 
 
     path = tmp_path / "tiles.json"
     autotune.write(path, autotune.tune((128, 1536, 2048, 8), H100, measure_for), H100)
-    monkeypatch.setenv(tiles.OVERRIDE, str(path))
+    monkeypatch.setenv(table.OVERRIDE, str(path))
     planes = Planes(torch.empty(128, 1536, 2048, dtype=torch.uint8), None, "e4m3", None, K16)
     few, many = (moe.plan_for(routes * 128, planes, H100) for routes in (2, 512))
     assert (few.kind, few.tile.bm, few.tile.splits) == ("fast", 16, 1)
@@ -85,3 +85,59 @@ def test_weights_of_other_shapes_are_refused():
 def test_a_gpu_on_which_no_tile_runs_is_named_an_error():
     with pytest.raises(RuntimeError, match="no tile of kernel 'full' for 16 tokens"):
         autotune.fastest("full", 16, H100, lambda tile: float("inf"))
+
+
+def without(field):
+    return lambda tuned: tuned["sm90"]["fast"][0].pop(field)
+
+
+def cut(generation, kind):
+    return lambda tuned: tuned[generation].pop(kind)
+
+
+def replaced(**fields):
+    return lambda tuned: tuned["sm90"]["full"][0].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (cut("sm90", "fast"), "has no 'fast' under 'sm90'"),
+        (cut("sm89", "moe fp8"), "has no 'moe fp8' under 'sm89'"),
+        (lambda tuned: tuned.pop("sm90"), "has no 'sm90', which is this GPU"),
+        (lambda tuned: tuned.update(sm70={}), "has 'sm70': generations are sm80, sm89, sm90"),
+        (without("stages"), "has no 'stages' in tile 0 under 'sm90', 'fast'"),
+        (without("tokens"), "has no 'tokens' in tile 0 under 'sm90', 'fast'"),
+        (lambda tuned: tuned["sm90"].update(fp8=[]), "has no list of tiles under 'sm90', 'fp8'"),
+        (lambda tuned: tuned["sm90"].update(fp4=[]), "has 'fp4' under 'sm90', which names no"),
+        (lambda tuned: tuned["sm90"]["full"].pop(), "the last is null and no other"),
+        (replaced(tokens=64), "has 'tokens' 32 in tile 1, which do not rise"),
+        (replaced(bm=48), "has bm 48 in tile 0, which no GPU can run"),
+        (replaced(bn="64"), "has bn '64' in tile 0, which no GPU can run"),
+        (replaced(stage=4), "has 'stage' in tile 0, which is no field of a tile"),
+    ],
+)
+def test_a_table_that_cannot_serve_is_refused_with_what_is_wrong(
+    spoil, fault, tmp_path, monkeypatch
+):
+    tuned = json.loads(table.CHECKED_IN.read_text())
+    spoil(tuned)
+    path = tmp_path / "tiles.json"
+    path.write_text(json.dumps(tuned))
+    monkeypatch.setenv(table.OVERRIDE, str(path))
+    with pytest.raises(table.TileTableError) as refusal:
+        tiles.choose("full", 1, 4096, 4096, H100)
+    message = str(refusal.value)
+    assert message.startswith(f"DPS_KERNELS_TILES is {str(path)!r}, which ")
+    assert fault in message
+    assert message.endswith("--output FILE', or unset DPS_KERNELS_TILES")
+
+
+def test_a_table_that_is_not_there_or_no_json_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv(table.OVERRIDE, str(tmp_path / "none.json"))
+    with pytest.raises(table.TileTableError, match=r"none\.json', which cannot be read \(No such"):
+        tiles.lookup("full", 1, 4096, 4096, H100)
+    (tmp_path / "cut.json").write_text('{"sm90": {')
+    monkeypatch.setenv(table.OVERRIDE, str(tmp_path / "cut.json"))
+    with pytest.raises(table.TileTableError, match=r"cut\.json', which is no JSON \("):
+        tiles.lookup("full", 1, 4096, 4096, H100)
