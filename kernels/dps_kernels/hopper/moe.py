@@ -30,7 +30,7 @@ class Plan(NamedTuple):
     kind: str
     """``full``, ``fast`` (W8A16) or ``fp8`` (W8A8)."""
     tile: tiles.Tile
-    """Of both GEMMs. ``bm`` is the block of the routing."""
+    """Of both GEMMs. ``bm`` is how many routes of an expert make a block."""
 
 
 def moe(
@@ -48,8 +48,7 @@ def moe(
     if x.shape[0] == 0:
         return torch.empty_like(x)
     plan = plan_for(topk_ids.numel(), w13, arch)
-    routing = sort_routes(topk_ids.contiguous(), w13.upper.shape[0], plan.tile.bm)
-    return routed(x, w13, w2, topk_weights, routing, plan, arch)
+    return routed(x, w13, w2, topk_weights, topk_ids, plan, arch)
 
 
 def plan_for(routes: int, w13: Planes, arch: Arch) -> Plan:
@@ -65,11 +64,11 @@ def routed(
     w13: Planes,
     w2: Planes,
     topk_weights: Tensor,
-    routing: Routing,
+    topk_ids: Tensor,
     plan: Plan,
     arch: Arch,
 ) -> Tensor:
-    """Multiply sorted routes and add up those of each token.
+    """Sort the routes, multiply them and add up those of each token.
 
     Each route's result is written, weighted, to a place of its own and the ``top_k`` of a token are
     added in their order. Atomic additions would save that buffer, but add in the order in which
@@ -81,25 +80,15 @@ def routed(
         [T, H], float16, bfloat16 or float32.
     w13, w2
         [E, 2I, H] and [E, H, I], ``k16``.
-    topk_weights
+    topk_weights, topk_ids
         [T, top-k].
-    routing
-        Made for blocks of ``plan.tile.bm``, by `sort_routes` or by the engine.
 
     Returns
     -------
     Tensor
         [T, H] in ``x.dtype``.
-
-    Raises
-    ------
-    ValueError
-        If the routing is for blocks of another size.
     """
-    if routing.block != plan.tile.bm:
-        raise ValueError(
-            f"routing has blocks of {routing.block} routes: sort for plan.tile.bm, {plan.tile.bm}"
-        )
+    routing = sort_routes(topk_ids.contiguous(), w13.upper.shape[0], plan.tile.bm)
     tokens, top_k = topk_weights.shape
     hidden, inner = w2.upper.shape[1:]
     gated = x.new_empty(tokens * top_k, inner)
@@ -107,6 +96,12 @@ def routed(
     out = x.new_empty(tokens * top_k, hidden)
     _multiply(gated, w2, topk_weights.contiguous(), out, 1, routing, plan, arch)
     return out.view(tokens, top_k, hidden).sum(1)
+
+
+def parts_of(kind: str, tile: tiles.Tile, arch: Arch) -> int:
+    """Into how many parts a tile's tokens are cut so that no two warps decode the same weights."""
+    shared = arch.sm < 90 and kind != "fp8" and tile.bm * tile.warps >= 2 * tile.bn
+    return 2 if shared else 1
 
 
 def _multiply(
@@ -124,7 +119,7 @@ def _multiply(
     routes, columns = out.shape[0], x.shape[1]
     gated = planes.upper.shape[1] == 2 * out.shape[1]
     fp8, full = kind == "fp8", kind == "full"
-    parts = 2 if arch.sm < 90 and not fp8 and tile.bm * tile.warps >= 2 * tile.bn else 1
+    parts = parts_of(kind, tile, arch)
     scale_x = x.dtype != torch.float16 and not fp8 and parts == 1 and tile.bm <= SCALED_IN_LOOP
     if fp8:
         operand, scale = activations.to_fp8(x)

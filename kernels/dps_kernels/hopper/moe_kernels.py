@@ -1,8 +1,8 @@
 """The grouped GEMM of routed experts: one launch multiplies each token by its experts' weights.
 
 Tokens come sorted by expert in blocks of ``BM``, each block of one expert, in the arrays that
-vLLM's ``moe_align_block_size`` makes (see ``moe_align``). A *route* is one (token, choice) pair;
-route ``r`` belongs to token ``r // top_k``.
+`routing.sort_routes` makes. A *route* is one (token, choice) pair; route ``r`` belongs to token
+``r // top_k``.
 """
 
 import triton
@@ -88,14 +88,6 @@ def moe_gemm(
     at = sorted_routes + block * BM + tl.arange(0, PART)
     route = tl.load(at)
     route1 = tl.load(at + PART) if PARTS == 2 else route
-    if expert < 0:
-        # The expert lives on another rank: this one adds nothing.
-        if route_weights is not None:
-            nothing = tl.zeros((OUT, PART), tl.float32)
-            _store(nothing, out, route, column, N, ROUTES)
-            if PARTS == 2:
-                _store(nothing, out, route1, column, N, ROUTES)
-        return
 
     PER: tl.constexpr = 1 if FP8 else 4  # weights of one element
     WORDS: tl.constexpr = BK // PER

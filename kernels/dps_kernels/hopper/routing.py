@@ -1,7 +1,6 @@
 """Sorting routes by expert into blocks of one expert each.
 
-The three arrays are those of vLLM's ``moe_align_block_size``; an engine that has made them already
-passes its own.
+The three arrays are those of vLLM's ``moe_align_block_size``.
 """
 
 from typing import NamedTuple
@@ -21,11 +20,9 @@ class Routing(NamedTuple):
     routes: Tensor
     """int32: numbers of routes, padded with the count of routes to whole blocks per expert."""
     experts: Tensor
-    """int32: the expert of each block; -1 for one that lives elsewhere and adds nothing here."""
+    """int32: the expert of each block."""
     padded: Tensor
     """int32 [1]: how many of ``routes`` are in use, padding included."""
-    block: int
-    """Routes of a block."""
 
 
 def sort_routes(topk_ids: Tensor, experts: int, block: int) -> Routing:
@@ -58,7 +55,7 @@ def sort_routes(topk_ids: Tensor, experts: int, block: int) -> Routing:
         CHUNK=CHUNK,
         num_warps=4,
     )
-    return Routing(routes, of_block, padded, block)
+    return Routing(routes, of_block, padded)
 
 
 @triton.jit(do_not_specialize=["count"])  # or some batch sizes would compile while serving
