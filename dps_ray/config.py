@@ -111,6 +111,10 @@ class DpsOptions(BaseModel):
     restore_floor_bytes_per_s: Annotated[float, Field(gt=0.0)] = 64e6
     """Pacing never falls below this rate, bytes per second, so that a restore always ends."""
 
+    restore_cap_bytes_per_s: Annotated[float, Field(gt=0.0)] | None = None
+    """A restore never runs faster than this, bytes per second a rank, idle or not: leaves a link
+    or memory that others use to them. Default: no cap."""
+
     backup_budget_bytes: Annotated[int, Field(gt=0)] | None = None
     """Host memory that the residual's backup may take, bytes a rank; it is pinned for a CUDA
     device. Default: whatever the host has."""
@@ -136,6 +140,12 @@ class DpsOptions(BaseModel):
         if self.pin is Pin.FULL and self.lend:
             raise ValueError(
                 "pin 'full' never lends memory: set lend to false with it, or pin 'auto'"
+            )
+        cap = self.restore_cap_bytes_per_s
+        if cap is not None and cap < self.restore_floor_bytes_per_s:
+            raise ValueError(
+                f"restore_cap_bytes_per_s ({cap:g}) must not be below restore_floor_bytes_per_s "
+                f"({self.restore_floor_bytes_per_s:g}): lower that too"
             )
         if self.return_by == "layer" and not self.verify_restore:
             raise ValueError(

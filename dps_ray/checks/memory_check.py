@@ -82,6 +82,8 @@ def _judge_soak(
         "restores completed",
         "restores cancelled",
         "restores failed",
+        "restores stopped",
+        "bytes copied between steps",
         "bytes not copied again",
         "fast steps with full layers",
     ):

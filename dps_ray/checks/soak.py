@@ -12,33 +12,26 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Self
 
-import numpy as np
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from dps_ray.checks.soak_content import BlockContents
 from dps_ray.checks.soak_rank import SoakError, SoakRank
-from dps_ray.checks.soak_requests import (
-    BLOCK_TOKENS,
-    TOPICS,
-    SoakRequest,
-    prefix_of,
-    tag_of,
-)
+from dps_ray.checks.soak_requests import BLOCK_TOKENS
 from dps_ray.checks.soak_rules import Rules
+from dps_ray.checks.soak_traffic import SoakTraffic
 from dps_ray.commands import BlockMove
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.memory.region import Binding
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.block_precision import BlockPrecision
+from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.retry import RetryLimits
 from dps_ray.scheduling.states import UnitState
 
 RANKS = 2
 DWELL_S = 0.3
-MAX_TRANSFERS = 2
 MAX_MOVES = 3
 """A unit is emptied over several steps."""
 
@@ -75,6 +68,7 @@ class Soak:
         rules = rules or Rules()
         self.counts = Counter[str]()
         self.now_s = 0.0
+        self._revoked_steps = 0
         self._page = StatusPage.create(f"soak-{os.getpid()}-{next(_numbers)}")
         self.ranks = [
             SoakRank(binding, rules, self._page.rank(index), seed + index, by_layer)
@@ -97,13 +91,10 @@ class Soak:
             layers=self._reports.layers(),
             save_prefixes=True,
         )
-        self.pool.tables = lambda: (request.blocks for request in self.requests)
         self.pool.precision = BlockPrecision()
-        self.requests: list[SoakRequest] = []
-        self.transfers: list[KVCacheBlock] = []
-        """Blocks that something else than a request holds by id: they must not move."""
         self._contents = BlockContents(shape.base_blocks, shape.blocks_per_unit, shape.units)
-        self._prefixes = [prefix_of(topic) for topic in range(TOPICS)]
+        self.traffic = SoakTraffic(self.pool, self._contents, self.base_blocks, self.counts)
+        self.pool.tables = lambda: (request.blocks for request in self.traffic.requests)
 
     # --- the manager's view of the pool ----------------------------------------------------------
 
@@ -130,79 +121,20 @@ class Soak:
             self._contents.moved(of_unit)
         return moves
 
-    # --- what vLLM's KV cache manager does -------------------------------------------------------
-
-    def serve(self, topic: int, length: int, room: int) -> None:
-        """Admit a prompt of ``length`` cacheable blocks, reusing what is cached, plus ``room``."""
-        request = self._prefixes[topic]
-        hashes = request.block_hashes[:length]
-        hits: list[KVCacheBlock] = []
-        for block_hash in hashes:
-            found = self.pool.get_cached_block(block_hash, [0])
-            if not found:
-                break
-            self._contents.must_hold(found[0].block_id, tag_of(block_hash))
-            hits += found
-        wanted = length - len(hits) + room
-        reserved = sum(block.ref_cnt == 0 for block in hits)
-        if not length + room or wanted + reserved > self.pool.get_num_free_blocks():
-            return
-        self.pool.touch(hits)
-        blocks = hits + self._take(wanted)
-        for block, block_hash in zip(blocks[len(hits) :], hashes[len(hits) :], strict=False):
-            self._contents.cached(block.block_id, tag_of(block_hash))
-        self.pool.cache_full_blocks(request, blocks, len(hits), length, BLOCK_TOKENS, 0)
-        self.requests.append(SoakRequest(blocks, length))
-        self.counts["prefix blocks hit"] += len(hits)
-
-    def grow(self, pick: int) -> None:
-        """Give a running request one more block."""
-        if self.requests and self.pool.get_num_free_blocks():
-            self.requests[pick % len(self.requests)].blocks += self._take(1)
-
-    def burst(self, spare: int) -> None:
-        """Take all blocks but ``spare``, lending whatever can be lent."""
-        wanted = self.pool.get_num_free_blocks() - spare
-        if wanted > 0:
-            self.requests.append(SoakRequest(self._take(wanted), 0))
+    # --- the operator, the fleet, the link, the ranks -------------------------------------------
 
     def outgrow(self) -> None:
         """Take one unit more than is free, while copies are slow: others stand half copied."""
         self.stall_all()
-        self.burst(max(self.manager.ledger.lendable_blocks - 1, 0))
-
-    def finish(self, pick: int) -> None:
-        """End a request whose step may still be running."""
-        if self.requests and self.requests[index := pick % len(self.requests)].scheduled:
-            self._free(self.requests.pop(index))
-
-    def finish_all(self) -> None:
-        """End every request that has run."""
-        for request in [request for request in self.requests if request.scheduled]:
-            self.requests.remove(request)
-            self._free(request)
-
-    def transfer(self, pick: int) -> None:
-        """Something outside begins to read a live block of a lent unit; beyond a few, one ends."""
-        if len(self.transfers) == MAX_TRANSFERS:
-            self.pool.free_blocks([self.transfers.pop(pick % MAX_TRANSFERS)])
-        lent = [
-            block
-            for request in self.requests
-            for block in request.blocks
-            if block.block_id >= self.base_blocks
-        ]
-        if lent:
-            block = lent[pick % len(lent)]
-            self.pool.touch([block])
-            self.transfers.append(block)
-        elif self.transfers:
-            self.pool.free_blocks([self.transfers.pop()])
-
-    # --- the operator, the link, the ranks -------------------------------------------------------
+        self.traffic.burst(max(self.manager.ledger.lendable_blocks - 1, 0))
 
     def pin(self, pin: Pin) -> None:
         self.manager.set_pin(pin)
+
+    def revoke(self, steps: int) -> None:
+        """Take the permit to restore back for some steps, while copies are slow."""
+        self.stall_all()
+        self._revoked_steps = steps
 
     def damage(self, rank: int) -> None:
         """Let the next copy of one rank arrive with a wrong bit, while the others are slow."""
@@ -224,13 +156,14 @@ class Soak:
             rank.wait_restored() if self.manager.restoring else rank.driver.stream.synchronize()
         self._check_segments()
 
-    def step(self, pause_s: float, late: bool) -> None:
+    def step(self, pause_s: float, late: bool, busy: bool) -> None:
         """Plan and launch one step; ``late`` leaves its forward pass for the next step to wait on.
 
-        Orders are always obeyed while at most one earlier pass has not run.
+        Orders are always obeyed while at most one earlier pass has not run. A ``busy`` step leaves
+        restores to its own thread.
         """
         command = self.manager.plan_step(self._pressure())
-        written = self._forward_pass()
+        written = self.traffic.forward_pass()
         owned = self._contents.owned(self.manager.ledger)
         content = self._contents.words()
         for rank in self.ranks:
@@ -238,6 +171,7 @@ class Soak:
             rank.step(command, written, owned, content)
             if not late:
                 rank.driver.stream.synchronize()
+            rank.end_step(busy)
         self.counts["full steps" if command.mode is Mode.FULL else "fast steps"] += 1
         self.counts["fast steps with full layers"] += bool(command.full_layers)
         if not late:
@@ -245,12 +179,14 @@ class Soak:
             self.manager.check_integrity()
         # The scheduler's next turn begins: the operations that follow are its allocation.
         self.now_s += pause_s
+        revoked = self._revoked_steps > 0
+        self._revoked_steps -= revoked
+        self.counts["restores stopped"] += revoked and len(self.manager.ledger.open_restores)
+        self.manager.set_permits(Permits(restore=not revoked, stop=revoked))
         self._reports.deliver(self.manager)
         if self.manager.may_compact:
             self.manager.compact(self._pressure())
-        for block in self.transfers:
-            if block.ref_cnt < 1:
-                raise SoakError(f"block {block.block_id} was moved under a transfer")
+        self.traffic.check_transfers()
 
     def close(self) -> None:
         """Tear the ranks down.
@@ -261,6 +197,9 @@ class Soak:
             When memory was not given back.
         """
         self.counts["bytes not copied again"] += sum(rank.resumed_bytes for rank in self.ranks)
+        self.counts["bytes copied between steps"] += sum(
+            rank.driver.link.sliced_bytes for rank in self.ranks
+        )
         left = [rank.close() for rank in self.ranks]
         self._page.remove()
         if any(left):
@@ -276,31 +215,6 @@ class Soak:
 
     def _pressure(self) -> Pressure:
         return Pressure(self.pool.live_blocks, self.base_blocks - 1)
-
-    def _take(self, number: int) -> list[KVCacheBlock]:
-        blocks = self.pool.get_new_blocks(number)
-        ids = {block.block_id for block in blocks}
-        held = {block.block_id for request in self.requests for block in request.blocks}
-        held |= {block.block_id for block in self.transfers}
-        if len(ids) != number or ids & held or 0 in ids:
-            raise SoakError(f"asked for {number} blocks, got {sorted(ids)}; held: {sorted(held)}")
-        self._contents.rewritten(ids)
-        self.counts["blocks allocated"] += number
-        return blocks
-
-    def _free(self, request: SoakRequest) -> None:
-        # vLLM frees a request's blocks last to first.
-        self.pool.free_blocks(reversed(request.blocks))
-        self._contents.freed(block.block_id for block in request.blocks)
-        self.counts["blocks freed"] += len(request.blocks)
-
-    def _forward_pass(self) -> np.ndarray:
-        """Blocks written: those given out since the last step, and the one each request is at."""
-        for request in self.requests:
-            request.scheduled = True
-            if len(request.blocks) > request.prefix:
-                self._contents.rewritten([request.blocks[-1].block_id])
-        return self._contents.write()
 
     def _check_segments(self) -> None:
         ledger = self.manager.ledger

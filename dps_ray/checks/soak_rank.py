@@ -39,6 +39,9 @@ KV_BYTES = 5 * UNIT_BYTES
 STALL_S = 3e-3
 """Long enough for several steps to pass amid a copy."""
 FENCE_TIMEOUT_S = 60.0
+RESTORE_BYTES_PER_S = 1e9
+BUSY_STEP_S = 1.5 * CHUNK_BYTES / RESTORE_BYTES_PER_S
+"""Enough for one or two slices of a segment."""
 
 
 class SoakError(AssertionError):
@@ -78,6 +81,9 @@ class FlakyLink(HostExecutor):
     def __init__(self) -> None:
         self.damage_next = False
         self.stall_next = False
+        self._steps_thread = threading.get_ident()
+        self.sliced_bytes = 0
+        """Of those copied: by the thread that runs the steps."""
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         self._copy(destination, self._delivered(source))
@@ -99,6 +105,8 @@ class FlakyLink(HostExecutor):
         return source
 
     def _copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        if threading.get_ident() == self._steps_thread:
+            self.sliced_bytes += source.numel()
         half = source.numel() // 2
         super().copy(destination[:half], source[:half])
         if self.stall_next:
@@ -121,6 +129,10 @@ class SoakDriver(HostDriver):
 
     @property
     def transfer(self) -> Executor:
+        return self.link
+
+    @property
+    def between_steps(self) -> Executor | None:
         return self.link
 
 
@@ -169,7 +181,7 @@ class SoakRank:
         """Bytes that restores had in place when they went on after a burst."""
         self.memory = rules.memory(
             self.region,
-            pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=1e9),
+            pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=RESTORE_BYTES_PER_S),
             chunk_bytes=CHUNK_BYTES,
             verify=rules.verify,
             on_done=self._restored,
@@ -215,9 +227,15 @@ class SoakRank:
         done = self._last_step = StepDone()
         self.driver.stream.push(lambda: self._run(command, written, owned, expected, done))
 
+    def end_step(self, busy: bool) -> None:
+        """Let this thread copy what a step's end allows; the restore thread goes on by itself
+        beside a step that was not ``busy``."""
+        self.memory.note_step(BUSY_STEP_S if busy else 0.0, load=int(busy))
+
     def wait_restored(self) -> None:
         """Wait for every restore that was ordered."""
         self.driver.stream.synchronize()
+        self.end_step(busy=False)
         if not self.memory.wait_idle(FENCE_TIMEOUT_S):
             raise SoakError("a restore neither completed nor failed")
 

@@ -20,6 +20,7 @@ from dps_ray.memory.restore import RestoreWorker
 from dps_ray.memory.segment_copy import SegmentCopy
 from dps_ray.modes import Mode
 from dps_ray.scheduling.ledger import UnitLedger
+from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure
 from dps_ray.scheduling.sum_manager import SumManager
 
@@ -120,6 +121,13 @@ class _FailsWithoutCancelling(SumManager):
         return known
 
 
+class _StopsWithoutCancelling(SumManager):
+    def set_permits(self, permits: Permits) -> None:
+        before = list(self._orders.cancel)
+        super().set_permits(permits)
+        self._orders.cancel[:] = before
+
+
 class _RestoresWhatItZeroes(SumManager):
     def restore_candidates(self) -> tuple[int, ...]:
         return self.ledger.restorable_units()
@@ -205,6 +213,7 @@ MUTANTS = {
     "reports name the restore they are about": Rules(reports=_BelievesOutdatedReports),
     "every restore has an epoch of its own": Rules(ledger=_ReusesEpochs),
     "a restore that failed on one rank ends on all": Rules(manager=_FailsWithoutCancelling),
+    "a restore that the fleet stops ends on all ranks": Rules(manager=_StopsWithoutCancelling),
     "a unit zeroed in a step is not restored in it": Rules(manager=_RestoresWhatItZeroes),
     "a moved block's bytes are copied": Rules(memory=_DoesNotCopyMovedBlocks),
     "a unit that blocks leave in a step is not restored in it": Rules(

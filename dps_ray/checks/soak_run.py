@@ -72,18 +72,20 @@ def operate(soak: Soak, rng: random.Random, load: float) -> None:
         if rng.random() < load:
             name = "allocate"
             if rng.random() < 0.4:
-                soak.grow(rng.randrange(1 << 16))
+                soak.traffic.grow(rng.randrange(1 << 16))
             else:
-                soak.serve(rng.randrange(TOPICS), rng.randint(0, LONGEST_PREFIX), rng.randint(0, 6))
+                soak.traffic.serve(
+                    rng.randrange(TOPICS), rng.randint(0, LONGEST_PREFIX), rng.randint(0, 6)
+                )
         else:
             name = "free"
-            soak.finish(rng.randrange(1 << 16))
+            soak.traffic.finish(rng.randrange(1 << 16))
     elif draw < 0.46:
         name = "burst"
-        soak.burst(rng.randrange(8))
+        soak.traffic.burst(rng.randrange(8))
     elif draw < 0.48:
         name = "free all"
-        soak.finish_all()
+        soak.traffic.finish_all()
     elif draw < 0.49:
         name = "pin"
         soak.pin(rng.choice((Pin.AUTO, Pin.AUTO, *Pin)))
@@ -95,15 +97,20 @@ def operate(soak: Soak, rng: random.Random, load: float) -> None:
         soak.stall(rng.randrange(RANKS))
     elif draw < 0.53:
         name = "transfer"
-        soak.transfer(rng.randrange(1 << 16))
+        soak.traffic.transfer(rng.randrange(1 << 16))
     elif draw < 0.55:
         name = "small burst"
         soak.outgrow()
     elif draw < 0.58:
         name = "wait for restores"
         soak.settle()
+    elif draw < 0.585:
+        name = "revoke the lease"
+        soak.revoke(rng.randint(1, 3))
     else:
-        soak.step(rng.choice((0.0, 0.05, DWELL_S)), late=rng.random() < 0.6)
+        soak.step(
+            rng.choice((0.0, 0.05, DWELL_S)), late=rng.random() < 0.6, busy=rng.random() < load
+        )
     soak.counts[f"operation {name}"] += 1
 
 

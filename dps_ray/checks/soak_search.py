@@ -29,15 +29,15 @@ class SoakMachine(RuleBasedStateMachine):
     @rule(topic=st.integers(0, TOPICS - 1), length=st.integers(0, LONGEST_PREFIX),
           room=st.integers(0, 6))  # fmt: skip
     def serve(self, topic: int, length: int, room: int) -> None:
-        self.soak.serve(topic, length, room)
+        self.soak.traffic.serve(topic, length, room)
 
     @rule(pick=st.integers(0, 7))
     def grow(self, pick: int) -> None:
-        self.soak.grow(pick)
+        self.soak.traffic.grow(pick)
 
     @rule(spare=st.integers(0, 7))
     def burst(self, spare: int) -> None:
-        self.soak.burst(spare)
+        self.soak.traffic.burst(spare)
 
     @rule()
     def outgrow(self) -> None:
@@ -45,11 +45,11 @@ class SoakMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 7))
     def finish(self, pick: int) -> None:
-        self.soak.finish(pick)
+        self.soak.traffic.finish(pick)
 
     @rule()
     def finish_all(self) -> None:
-        self.soak.finish_all()
+        self.soak.traffic.finish_all()
 
     @rule(pin=st.sampled_from([Pin.AUTO, Pin.AUTO, *Pin]))
     def pin(self, pin: Pin) -> None:
@@ -65,23 +65,27 @@ class SoakMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 7))
     def transfer(self, pick: int) -> None:
-        self.soak.transfer(pick)
+        self.soak.traffic.transfer(pick)
 
     @rule()
     def settle(self) -> None:
         self.soak.settle()
 
-    @rule(pause_s=st.sampled_from([0.0, DWELL_S]), late=st.booleans())
-    def step(self, pause_s: float, late: bool) -> None:
-        self.soak.step(pause_s, late)
+    @rule(steps=st.integers(1, 3))
+    def revoke(self, steps: int) -> None:
+        self.soak.revoke(steps)
 
-    @rule(spare=st.integers(0, 7), late=st.booleans())
-    def burst_comes_and_goes(self, spare: int, late: bool) -> None:
+    @rule(pause_s=st.sampled_from([0.0, DWELL_S]), late=st.booleans(), busy=st.booleans())
+    def step(self, pause_s: float, late: bool, busy: bool) -> None:
+        self.soak.step(pause_s, late, busy)
+
+    @rule(spare=st.integers(0, 7), late=st.booleans(), busy=st.booleans())
+    def burst_comes_and_goes(self, spare: int, late: bool, busy: bool) -> None:
         """What it takes for restores to begin in lent units."""
-        self.soak.burst(spare)
-        self.soak.step(0.0, late)
-        self.soak.finish_all()
-        self.soak.step(DWELL_S, late)
+        self.soak.traffic.burst(spare)
+        self.soak.step(0.0, late, busy)
+        self.soak.traffic.finish_all()
+        self.soak.step(DWELL_S, late, busy)
 
     def teardown(self) -> None:
         if hasattr(self, "soak"):

@@ -103,6 +103,7 @@ class Rank:
             pacer=Pacer(
                 max_inflation=self.options.restore_max_inflation,
                 floor_bytes_per_s=self.options.restore_floor_bytes_per_s,
+                cap_bytes_per_s=self.options.restore_cap_bytes_per_s,
             ),
             chunk_bytes=self.options.restore_chunk_bytes,
             verify=self.options.verify_restore,

@@ -110,6 +110,10 @@ class CudaDriver:
         return self._transfer
 
     @property
+    def between_steps(self) -> Executor | None:
+        return None
+
+    @property
     def created_bytes(self) -> int:
         """Physical memory held by this driver's handles, bytes."""
         return self._book.created_bytes

@@ -109,6 +109,13 @@ class VmmDriver(Protocol):
     def transfer(self) -> Executor:
         """Runs beside the forward passes."""
 
+    @property
+    def between_steps(self) -> Executor | None:
+        """Copies for ``transfer`` in the steps' thread, between two of them.
+
+        ``None`` where ``transfer`` leaves the cores alone that steps compute on.
+        """
+
     def reserve(self, nbytes: int) -> VirtualRange:
         """Reserve address space; takes no memory."""
 

@@ -113,6 +113,10 @@ class HostDriver:
         return self._executor
 
     @property
+    def between_steps(self) -> Executor | None:
+        return self._executor
+
+    @property
     def created_bytes(self) -> int:
         """Physical memory held by this driver's handles, bytes."""
         return self._book.created_bytes

@@ -83,7 +83,7 @@ class MemoryManager:
     def note_step(
         self, duration_s: float, load: int | None, full_share: float = 0.0, *, copied_before: int
     ) -> None:
-        """Tell the pacing of a forward pass that has ended.
+        """End a forward pass: tell the pacing of it, and copy what may go before the next one.
 
         Parameters
         ----------
@@ -99,6 +99,7 @@ class MemoryManager:
         """
         restoring = self._worker.counters().bytes > copied_before
         self._pacer.note_step(duration_s, restoring, load, full_share)
+        self._worker.copy_between_steps()
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no restore is queued or running; whether that came before the timeout."""

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
+from dps_ray.memory.step_slices import StepSlices
+
 _STEPS_KEPT = 32
 _STEPS_JUDGED = 8
 _STEPS_ALARMED = 3
@@ -34,12 +36,17 @@ class Pacer:
     stretch steps too much; from then on the rate rises more slowly and is kept from restore to
     restore. With no load the restore runs unpaced. All methods are thread-safe.
 
+    Where copies take the cores that steps compute on, nothing of this is needed under load: the
+    steps' own thread copies slices, and what those cost is known.
+
     Parameters
     ----------
     max_inflation
         Stretch of step times that the restore may cause, as a share (0.05: 5%).
     floor_bytes_per_s
         The rate never falls below this, bytes per second.
+    cap_bytes_per_s
+        The rate never rises above this, bytes per second, idle or not; ``None`` for no cap.
     clock
         Monotonic time, seconds.
     idle_after_s
@@ -51,11 +58,13 @@ class Pacer:
         *,
         max_inflation: float,
         floor_bytes_per_s: float,
+        cap_bytes_per_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         idle_after_s: float = 1.0,
     ) -> None:
         self._max_inflation = max_inflation
         self._floor = floor_bytes_per_s
+        self._cap = cap_bytes_per_s
         self._clock = clock
         self._idle_after_s = idle_after_s
         self._lock = threading.Lock()
@@ -69,6 +78,7 @@ class Pacer:
         self._link_rate: float | None = None
         self._due = clock()
         self._busy_until = clock()
+        self._slices = StepSlices(max_inflation=max_inflation, floor_bytes_per_s=floor_bytes_per_s)
 
     @property
     def rate_bytes_per_s(self) -> float | None:
@@ -105,6 +115,7 @@ class Pacer:
                 return
             self._busy_until = self._clock() + max(self._idle_after_s, 2 * duration_s)
             self._step_s = duration_s
+            self._slices.step_ended(duration_s)
             bucket = -1 if load is None else load.bit_length()
             if not restoring:
                 if full_share in (0.0, 1.0):
@@ -121,11 +132,31 @@ class Pacer:
             known = self._link_rate or measured
             self._link_rate = known + _LINK_WEIGHT * (measured - known)
 
+    @property
+    def busy_left_s(self) -> float:
+        """How long the replica counts as busy if no further step ends, seconds; 0 when idle."""
+        with self._lock:
+            return max(0.0, self._busy_until - self._clock())
+
+    @property
+    def slice_bytes(self) -> int:
+        """What the thread of the step that has ended may copy before the next one, bytes."""
+        with self._lock:
+            return self._slices.nbytes
+
+    def note_slice(self, nbytes: int, seconds: float) -> None:
+        """Pay for a slice that held the next step up for ``seconds``."""
+        with self._lock:
+            self._slices.copied(nbytes, seconds)
+
     def next_delay_s(self, chunk_bytes: int) -> float:
         """Wait this long, seconds, before copying the next chunk; call once per chunk."""
         with self._lock:
-            now, rate = self._clock(), self._rate()
-            if rate is None or now >= self._busy_until:
+            now = self._clock()
+            rate = self._rate() if now < self._busy_until else None
+            if self._cap is not None:
+                rate = min(rate or self._cap, self._cap)
+            if rate is None:
                 self._due = now
                 return 0.0
             interval_s = chunk_bytes / rate

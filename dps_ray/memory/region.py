@@ -199,12 +199,16 @@ class SharedRegion:
         transfer.synchronize()
         self.verify_all()
 
-    def verify(self, segment: int) -> bool:
-        """Whether the segment's bytes in place match the backup's checksum."""
+    def verify(self, segment: int, checksum: int | None = None) -> bool:
+        """Whether the segment's bytes in place match the backup's checksum.
+
+        ``checksum`` is theirs, where it was taken as they arrived; else they are read now.
+        """
         if segment in self._holes:
             return False
-        view = self.segment_view(segment)
-        return self.driver.transfer.checksum(view) == self.backup.checksum(segment)
+        if checksum is None:
+            checksum = self.driver.transfer.checksum(self.segment_view(segment))
+        return checksum == self.backup.checksum(segment)
 
     def verify_all(self) -> None:
         """Check every segment; meaningful only while no unit is lent.

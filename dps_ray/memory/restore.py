@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dps_ray.commands import RestoreTask
 from dps_ray.memory.driver import Fence
+from dps_ray.memory.handover import Handover
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
 from dps_ray.memory.restore_result import RestoreCounters, RestoreResult
@@ -21,6 +22,8 @@ class _CancelledError(Exception):
 
 class RestoreWorker:
     """One thread that restores segments in the order they were submitted.
+
+    While steps run, it leaves the copying to their thread where both share the cores.
 
     Parameters
     ----------
@@ -52,6 +55,8 @@ class RestoreWorker:
         self._verify = verify
         self._on_done = on_done
         self._changed = threading.Condition()
+        between = region.driver.between_steps
+        self._handover = Handover(self._changed, pacer, between) if between else None
         self._queue: deque[tuple[RestoreTask, Fence]] = deque()
         self._active: RestoreTask | None = None
         self._abandoned = False
@@ -100,7 +105,7 @@ class RestoreWorker:
             kept = deque(item for item in self._queue if item[0] != task)
             if len(kept) < len(self._queue):
                 self._queue = kept
-                self._count(cancelled=1)
+                self._counters.add(cancelled=1)
             elif self._active == task:
                 self._abandoned = True
                 self._changed.notify_all()
@@ -115,6 +120,15 @@ class RestoreWorker:
             if held is not self._held:
                 self._held = held
                 self._changed.notify_all()
+
+    def copy_between_steps(self) -> int:
+        """Copy what may be copied before the next step; bytes. Call it from the steps' thread."""
+        with self._changed:
+            if self._handover is None or self._held or self._abandoned:
+                return 0
+            nbytes, seconds = self._handover.copy_slice()
+            self._counters.add(bytes=nbytes, busy_seconds=seconds)
+            return nbytes
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is queued or running; whether that came before the timeout."""
@@ -136,7 +150,7 @@ class RestoreWorker:
         with self._changed:
             self._stopping = True
             self._abandoned = True
-            self._count(cancelled=len(self._queue))
+            self._counters.add(cancelled=len(self._queue))
             self._queue.clear()
             self._changed.notify_all()
         self._thread.join()
@@ -173,7 +187,7 @@ class RestoreWorker:
             self._copy(copy)
             error = self._mismatch(task, copy.checksum)
         except _CancelledError:
-            self._count_locked(cancelled=1)
+            self._count(cancelled=1)
             return
         except Exception as failure:
             # The failure is reported below, and then the unit is zeroed for the KV cache: chunks
@@ -186,9 +200,9 @@ class RestoreWorker:
         try:
             with self._effect():
                 self._on_done(result)
-                self._count_locked(**{"completed" if result.ok else "failed": 1})
+                self._count(**{"completed" if result.ok else "failed": 1})
         except _CancelledError:
-            self._count_locked(cancelled=1)
+            self._count(cancelled=1)
 
     def _bind(self, task: RestoreTask, fence: Fence) -> None:
         transfer = self._region.driver.transfer
@@ -216,18 +230,26 @@ class RestoreWorker:
     def _copy(self, copy: SegmentCopy) -> None:
         """Copy what is left of a segment, as fast as pacing and holds allow."""
         queued = self._region.driver.transfer.depth - 1
+
+        def ended() -> bool:
+            return self._abandoned or self._held
+
         while copy.left_bytes:
+            if self._held:
+                self._wait_released(copy)
+            if self._handover is not None and self._handover.offer(copy, ended):
+                self._require_wanted()
+                continue
             size = min(self._pacer.piece_bytes(self._chunk_bytes), copy.left_bytes)
             delay_s = self._pacer.next_delay_s(size)
             if delay_s > 0:
                 self._land(copy, 0)
                 self._pause(delay_s)
-            if self._held:
-                self._land(copy, 0)
-                self._wait_released(copy)
+                if self._held:
+                    continue
             with self._effect():
                 self._issued = copy.issue(size)
-            self._count_locked(bytes=size)
+            self._count(bytes=size)
             self._land(copy, queued)
         self._land(copy, 0)
 
@@ -235,17 +257,14 @@ class RestoreWorker:
         """Wait until no more than ``allowed`` chunks are in flight."""
         for nbytes, seconds in copy.land(allowed):
             self._pacer.note_copy(nbytes, seconds)
-            self._count_locked(busy_seconds=seconds)
+            self._count(busy_seconds=seconds)
 
     def _mismatch(self, task: RestoreTask, checksum: int | None) -> str | None:
         if not self._verify:
             return None
         began_s = time.monotonic()
-        if checksum is None:
-            matches = self._region.verify(task.segment)
-        else:
-            matches = checksum == self._region.backup.checksum(task.segment)
-        self._count_locked(busy_seconds=time.monotonic() - began_s)
+        matches = self._region.verify(task.segment, checksum)
+        self._count(busy_seconds=time.monotonic() - began_s)
         if matches:
             return None
         return (
@@ -258,16 +277,20 @@ class RestoreWorker:
             self._changed.wait_for(lambda: self._abandoned, delay_s)
 
     def _wait_released(self, copy: SegmentCopy) -> None:
+        self._land(copy, 0)
         with self._changed:
             self._changed.wait_for(lambda: self._abandoned or not self._held)
         copy.resume()
+
+    def _require_wanted(self) -> None:
+        if self._abandoned:
+            raise _CancelledError
 
     @contextmanager
     def _effect(self) -> Iterator[None]:
         """Mark something that ``cancel`` must wait for; refused once the task is abandoned."""
         with self._changed:
-            if self._abandoned:
-                raise _CancelledError
+            self._require_wanted()
             self._in_effect = True
         try:
             yield
@@ -276,10 +299,6 @@ class RestoreWorker:
                 self._in_effect = False
                 self._changed.notify_all()
 
-    def _count_locked(self, **amounts: float) -> None:
-        with self._changed:
-            self._count(**amounts)
-
     def _count(self, **amounts: float) -> None:
-        for name, amount in amounts.items():
-            setattr(self._counters, name, getattr(self._counters, name) + amount)
+        with self._changed:
+            self._counters.add(**amounts)

@@ -31,3 +31,8 @@ class RestoreCounters:
     completed: int = 0
     cancelled: int = 0
     failed: int = 0
+
+    def add(self, **amounts: float) -> None:
+        """Add to the named totals."""
+        for name, amount in amounts.items():
+            setattr(self, name, getattr(self, name) + amount)

@@ -17,7 +17,7 @@ class SegmentCopy:
     destination, source
         1-D uint8, equally long.
     transfer
-        Executor of the copies.
+        Executor of the copies, unless another one is named.
     summed
         Sum the pieces while they are copied, where the executor can.
     """
@@ -56,21 +56,22 @@ class SegmentCopy:
         if self.copied_bytes:
             self._sum = None
 
-    def issue(self, nbytes: int) -> Fence:
+    def issue(self, nbytes: int, executor: Executor | None = None) -> Fence:
         """Give the next ``nbytes`` to the link; the point behind them."""
+        executor = executor or self._transfer
         piece = slice(self.copied_bytes, self.copied_bytes + nbytes)
         began_s = time.monotonic()
         # Shares are sums over whole rows, so a piece must begin with one.
         if self._sum is not None and piece.start % ROW_BYTES == 0:
-            share = self._transfer.copy_summed(
+            share = executor.copy_summed(
                 self._destination[piece], self._source[piece], piece.start // ROW_BYTES
             )
             self._sum = None if share is None else self._sum + share
         else:
             self._sum = None
-            self._transfer.copy(self._destination[piece], self._source[piece])
+            executor.copy(self._destination[piece], self._source[piece])
         self.copied_bytes = piece.stop
-        fence = self._transfer.mark()
+        fence = executor.mark()
         self._in_flight.append((fence, nbytes, began_s))
         return fence
 

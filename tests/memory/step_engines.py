@@ -73,6 +73,10 @@ class DamagingDriver(HostDriver):
     def transfer(self) -> Executor:
         return self.link
 
+    @property
+    def between_steps(self) -> Executor | None:
+        return self.link
+
 
 class _Gate:
     def __init__(self) -> None:

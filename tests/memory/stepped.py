@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from conftest import Rig
 
 TIMEOUT_S = 20.0
+STEP_S = 1.2e-4
+"""Such steps first save up for one row, half a segment."""
 
 
 class Gate:
@@ -81,6 +83,10 @@ class SteppedDriver(HostDriver):
     def transfer(self) -> Executor:
         return self.stepped
 
+    @property
+    def between_steps(self) -> Executor | None:
+        return self.stepped
+
 
 class Bench:
     """A rig in fast mode with all units lent, and a worker on it."""
@@ -89,13 +95,14 @@ class Bench:
         self.rig, self.executor = rig, executor
         self.results: list[RestoreResult] = []
         self.epoch = 0
+        self.pacer = Pacer(max_inflation=0.05, floor_bytes_per_s=1e6)
         rig.region.upload_all()
         executor.copies = 0
         for unit in range(rig.region.geometry.num_units):
             rig.region.unit_kv_view(unit).fill_(0xAB)
         self.worker = RestoreWorker(
             rig.region,
-            pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=1e6),
+            pacer=self.pacer,
             chunk_bytes=4096,
             verify=verify,
             on_done=self.results.append,
@@ -106,6 +113,11 @@ class Bench:
         task = RestoreTask(segment if unit is None else unit, segment, self.epoch)
         self.worker.submit(task, gate)
         return task
+
+    def end_step(self, *, load: int = 8) -> int:
+        """End a forward pass in the calling thread; the bytes it copied."""
+        self.pacer.note_step(STEP_S, False, load)
+        return self.worker.copy_between_steps()
 
     def settle(self) -> None:
         assert self.worker.wait_idle(TIMEOUT_S)

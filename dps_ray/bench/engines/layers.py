@@ -34,9 +34,16 @@ class LayersBench:
     threads: int = 1
 
 
-def specs(base: EngineSpec, kernel: str) -> dict[str, EngineSpec]:
-    """One engine for each way to return; restores begin at once."""
-    options = {"kernel": kernel, "min_fast_dwell_s": 0.0, "restore_chunk_bytes": 256 << 10}
+def specs(base: EngineSpec, kernel: str, restore_bytes_per_s: float) -> dict[str, EngineSpec]:
+    """One engine for each way to return; restores begin at once and run at one rate, whatever it
+    does to the steps: both ways must be as long."""
+    options = {
+        "kernel": kernel,
+        "min_fast_dwell_s": 0.0,
+        "restore_chunk_bytes": 256 << 10,
+        "restore_floor_bytes_per_s": restore_bytes_per_s,
+        "restore_cap_bytes_per_s": restore_bytes_per_s,
+    }
     return {
         name: replace(base, label=f"{base.label} {name}", dps={**options, "return_by": return_by})
         for name, return_by in RETURN_BY.items()
@@ -68,7 +75,7 @@ def run_layers(
         )
     rows = [row_of(row, scored["layers"]) for row in scored["rows"]]
     say(layers_table(rows, scored["layers"]))
-    ways = specs(base, kernel)
+    ways = specs(base, kernel, bench.restore_bytes_per_s)
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     with engines(ways, bench.threads) as running:
         for process in running.values():
@@ -90,7 +97,6 @@ def _turn(
         fillers=[prompt(bench.residents + index, per_filler) for index in range(bench.fillers)],
         filler_tokens=bench.fillers * 2,
         steps_after=bench.steps_after,
-        restore_bytes_per_s=bench.restore_bytes_per_s,
     )
     points = result["points"]
     result["return_s"] = next(point["time_s"] for point in points if point["full"])

@@ -6,7 +6,6 @@ from typing import Any
 from dps_ray.bench.engines.precision import divergence, score, watched, write
 from dps_ray.checks.engine import Engine
 from dps_ray.checks.layers import full_layers
-from dps_ray.engine import rank as ranks
 from dps_ray.modes import Mode
 
 
@@ -42,7 +41,6 @@ def way_back(
     fillers: list[list[int]],
     filler_tokens: int,
     steps_after: int,
-    restore_bytes_per_s: float,
 ) -> dict[str, Any]:
     """A burst that takes all weight memory, and what residents generate from its end on.
 
@@ -50,7 +48,6 @@ def way_back(
     from the 16-bit model, which reads the same tokens afterwards.
     """
     engine.return_to_full()
-    _restore_steadily(restore_bytes_per_s)
     names = engine.start(residents, engine.spec.max_model_len - len(residents[0]))
     while any(not request.num_output_tokens for request in _running(engine, names)):
         engine.step()
@@ -86,15 +83,6 @@ def way_back(
             found = divergence(reference[lengths[name] - 1], logprobs[name])
             point.setdefault("kl", []).append(float(found))
     return {"points": points, "layers": engine.scheduler.sum_manager.layers.count}
-
-
-def _restore_steadily(bytes_per_s: float) -> None:
-    """Copy at one rate, whatever it does to the steps: both ways to return must be as long."""
-    memory = ranks.current().memory
-    assert memory is not None
-    pacer: Any = memory._pacer
-    pacer.next_delay_s = lambda chunk_bytes: chunk_bytes / bytes_per_s
-    pacer.piece_bytes = lambda chunk_bytes: chunk_bytes
 
 
 def _running(engine: Engine, names: list[str]) -> list[Any]:

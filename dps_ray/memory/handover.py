@@ -1,0 +1,98 @@
+"""A copy that the restore thread leaves to the thread that runs the steps, slice by slice.
+
+On a host every thread takes cycles from the steps, and one that wakes amid a step makes all of the
+step's threads wait for the one it pushed aside. Between two steps nobody waits.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from dps_ray.memory.driver import Executor
+from dps_ray.memory.pacing import Pacer
+from dps_ray.memory.segment_copy import SegmentCopy
+
+
+class Handover:
+    """At most one copy, offered while steps run.
+
+    Parameters
+    ----------
+    changed
+        The worker's; held by whoever copies a slice.
+    pacer
+        Says how large a slice may be, and for how long the replica counts as busy.
+    executor
+        Copies the slices.
+    """
+
+    def __init__(self, changed: threading.Condition, pacer: Pacer, executor: Executor) -> None:
+        self._changed = changed
+        self._pacer = pacer
+        self._executor = executor
+        self._offered: SegmentCopy | None = None
+        self._failure: Exception | None = None
+
+    def offer(self, copy: SegmentCopy, ended: Callable[[], bool]) -> bool:
+        """Leave ``copy`` to the steps until it is complete, they have ceased, or ``ended()``.
+
+        For the restore thread.
+
+        Returns
+        -------
+        bool
+            Whether there were steps to leave it to.
+
+        Raises
+        ------
+        Exception
+            That of a slice which could not be copied.
+        """
+        with self._changed:
+            left_s = self._pacer.busy_left_s
+            if not left_s:
+                return False
+            self._offered = copy
+            self._changed.wait_for(
+                lambda: (
+                    ended()
+                    or self._failure is not None
+                    or not copy.left_bytes
+                    or not self._pacer.busy_left_s
+                ),
+                left_s,
+            )
+            self._offered = None
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return True
+
+    def copy_slice(self) -> tuple[int, float]:
+        """Copy the next slice of what is offered; its bytes, and the seconds it took.
+
+        For the steps' thread, between two steps. A failure is the restore thread's to report.
+        """
+        with self._changed:
+            copy = self._offered
+            if copy is None or self._failure is not None:
+                return 0, 0.0
+            if not self._pacer.busy_left_s:
+                self._changed.notify_all()
+                return 0, 0.0
+            nbytes = min(self._pacer.slice_bytes, copy.left_bytes)
+            if not nbytes:
+                return 0, 0.0
+            began_s = time.monotonic()
+            try:
+                copy.issue(nbytes, self._executor)
+                copy.land(0)
+            except Exception as failure:
+                self._failure = failure
+                self._changed.notify_all()
+                return 0, 0.0
+            seconds = time.monotonic() - began_s
+            self._pacer.note_slice(nbytes, seconds)
+            if not copy.left_bytes:
+                self._changed.notify_all()
+            return nbytes, seconds
