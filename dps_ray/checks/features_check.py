@@ -107,7 +107,7 @@ def _static(spec: EngineSpec) -> EngineSpec:
         kv_bytes=8 * spec.kv_bytes,
         dps={**EXACT, "lend": False},
         scenario="replay",
-        arguments={"tape": spec.arguments["tape"]},
+        arguments={"tape": spec.arguments["tape"], "controls": True},
     )
 
 
@@ -116,6 +116,8 @@ def _judge(report: Report, name: str, run: dict[str, Any], again: dict[str, Any]
         f"{name}: every step equals the same orders on static memory, to the last bit",
         again["steps"] > 0 and not again["different"] and again["blocks"] >= run["blocks"],
     )
+    for difference, noticed in again["noticed"].items():
+        report.check(f"{name}: {difference} makes that comparison fail", noticed)
     report.check(
         f"{name}: memory was lent, and blocks moved", run["units_lent"] > 0 < run["blocks_moved"]
     )

@@ -8,12 +8,17 @@ the same to the last bit.
 
 import hashlib
 import pickle
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dps_ray.checks.engine import Engine
+from dps_ray.engine import rank as ranks
 from dps_ray.modes import Mode
+
+Spoil = Callable[[int, Any], None]
+"""Changes something about one step: given its number and its orders, before they are played."""
 
 
 @dataclass
@@ -55,17 +60,36 @@ class Recorder:
         return output
 
 
-def replay(engine: Engine, *, tape: str) -> dict[str, Any]:
+def replay(engine: Engine, *, tape: str, controls: bool = False) -> dict[str, Any]:
     """Give a static engine's worker the orders of a tape; how many steps differed, and the first.
 
-    The engine needs as many KV blocks as the recorded one had, lent ones included.
+    The engine needs as many KV blocks as the recorded one had, lent ones included. With
+    ``controls`` the tape is played again with one deliberate difference, once for each kind, as
+    far as it takes to notice it.
     """
     steps: list[Step] = pickle.loads(Path(tape).read_bytes())
+    compared, different = _play(engine, steps)
+    result = {
+        "steps": compared,
+        "different": different[:10],
+        "blocks": engine.status.total_blocks,
+    }
+    if controls:
+        result["noticed"] = {
+            name: bool(_play(engine, steps, spoil)[1]) for name, spoil in _differences(steps)
+        }
+    return result
+
+
+def _play(engine: Engine, steps: list[Step], spoil: Spoil | None = None) -> tuple[int, list[int]]:
+    """Steps compared, and those that differed; a spoiled tape ends at the first."""
     executor = engine.core.model_executor
     compared, different = 0, []
     for number, step in enumerate(steps):
         orders = pickle.loads(step.orders)
         orders.dps = replace(orders.dps, cancel=(), zero=(), restore=())
+        if spoil is not None:
+            spoil(number, orders)
         output = executor.execute_model(orders)
         if output is None:
             assert step.grammar is not None
@@ -73,7 +97,40 @@ def replay(engine: Engine, *, tape: str) -> dict[str, Any]:
             compared += 1
             if _digest(output) != step.digest:
                 different.append(number)
-    return {"steps": compared, "different": different[:10], "blocks": engine.status.total_blocks}
+                if spoil is not None:
+                    break
+    return compared, different
+
+
+def _differences(steps: list[Step]) -> Iterator[tuple[str, Spoil]]:
+    """One step in the other mode; one KV block with other signs, before a step that reads it."""
+    block, reader = _block_and_reader(steps)
+
+    def other_mode(number: int, orders: Any) -> None:
+        if number == reader:
+            mode = Mode.FAST if orders.dps.mode is Mode.FULL else Mode.FULL
+            orders.dps = replace(orders.dps, mode=mode)
+
+    def other_block(number: int, orders: Any) -> None:
+        if number == reader:
+            memory = ranks.current().memory
+            assert memory is not None
+            memory.region.block_view(block).bitwise_xor_(0x80)
+
+    yield "a step in the other mode", other_mode
+    yield "a KV block with other signs", other_block
+
+
+def _block_and_reader(steps: list[Step]) -> tuple[int, int]:
+    """The newest block of the first request, and the number of the next step that reads it."""
+    first: Any = None
+    for number, step in enumerate(steps):
+        orders = pickle.loads(step.orders)
+        if first is not None and first.req_id in orders.num_scheduled_tokens:
+            return first.block_ids[0][-1], number
+        if first is None and orders.scheduled_new_reqs:
+            first = orders.scheduled_new_reqs[0]
+    raise ValueError("no request on the tape took two steps")
 
 
 def _digest(output: Any) -> str:
