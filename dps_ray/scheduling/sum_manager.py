@@ -24,10 +24,8 @@ from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import Pressure, SwitchLimits, SwitchPolicy
 from dps_ray.scheduling.residual_return import ResidualReturn
 from dps_ray.scheduling.retry import RetryLimits
+from dps_ray.scheduling.standby import Standby
 from dps_ray.scheduling.unit_blocks import UnitBlocks
-
-PERMIT_POLL_S = 0.02
-"""Pause of an idle engine between two looks at the fleet's permit, seconds."""
 
 
 class SumManager:
@@ -87,6 +85,7 @@ class SumManager:
             max_moves=max_moves,
             save_prefixes=save_prefixes,
         )
+        self._standby = Standby(ledger, self._policy, self._return, clock)
         self._blocks = blocks
         self._clock = clock
         self._pin = pin
@@ -144,32 +143,13 @@ class SumManager:
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether an engine without requests must keep stepping.
-
-        True while restores run, or could begin or go on on an idle engine, dwell and retry pauses
-        included, and until the mode has followed.
-        """
-        if self._return.running:
-            return True
-        if self._pin is Pin.FAST:
-            return self.mode is not Mode.FAST
-        if self.ledger.fully_backed:
-            return self.mode is not Mode.FULL
-        return self._could_restore and not self._return.retry.exhausted
+        """Whether an engine without requests must keep stepping, for its memory or its mode."""
+        return self._standby.has_pending_work(self._pin)
 
     @property
     def idle_pause_s(self) -> float:
-        """How long steps of an engine without requests change nothing, seconds.
-
-        What is left of the dwell or of a retry's pause, or a moment while only the fleet's permit
-        is missing; 0 while restores run.
-        """
-        if self.awaits_permit:
-            return PERMIT_POLL_S
-        if self._return.running or not self._could_restore:
-            return 0.0
-        now = self._clock()
-        return max(self._policy.dwell_left_s(self._pin, now), self._return.retry.pause_s(now))
+        """How long steps of an engine without requests change nothing, seconds."""
+        return self._standby.pause_s(self._pin, awaits_permit=self.awaits_permit)
 
     # -- orders of the block pool and the operator ------------------------------------------------
 
@@ -300,10 +280,6 @@ class SumManager:
         if not (may_restore and self._permits.restore) or self._permits.stop:
             return ()
         return self._return.advance(candidates, now)
-
-    @property
-    def _could_restore(self) -> bool:
-        return bool(self.ledger.restorable_units()) or self._return.held
 
     def _may_restore(self, pressure: Pressure, now: float) -> bool:
         return self._policy.may_restore(pressure, self._pin, now) and self._return.retry.may_start(
