@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from vllm.v1.core.block_pool import BlockPool
 
+from dps_ray.bench.memory_load import load_figures, measure_load
 from dps_ray.bench.memory_rig import MemoryRig, ThrottledPacer, in_turns, memory_rig, ratio
 from dps_ray.checks.move_check import long_request_specs
 from dps_ray.checks.process import run_engines
@@ -24,14 +24,15 @@ from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
 
 MIB = 1 << 20
-STEP_SIZE = 768
-"""Edge of the matrices that stand for a forward pass: a few milliseconds on one core."""
-WARM_STEPS, STEPS_PER_TURN = 60, 40
+LOAD_ROUNDS = 40
+"""Rounds of windows of steps: enough for a percentile of 2,000 steps of each kind."""
 
 Say = Callable[[str], None]
 
 
-def bench_memory(*, units: int, unit_mib: int, rounds: int, say: Say) -> Report:
+def bench_memory(
+    *, units: int, unit_mib: int, rounds: int, load_rounds: int = LOAD_ROUNDS, say: Say
+) -> Report:
     """Measure switch, restore and pacing; every comparison is a ratio of interleaved runs.
 
     Parameters
@@ -40,6 +41,8 @@ def bench_memory(*, units: int, unit_mib: int, rounds: int, say: Say) -> Report:
         Size of the residual.
     rounds
         Turns of each comparison.
+    load_rounds
+        Rounds of steps with and without a restore.
     say
         Receives a line as each part ends.
     """
@@ -80,7 +83,7 @@ def bench_memory(*, units: int, unit_mib: int, rounds: int, say: Say) -> Report:
             paper=paper.restore_all,
         )
         _restore(report, fixed.residual_bytes, taken, say)
-        _under_load(report, fixed, rounds, say)
+        _under_load(report, fixed, load_rounds, say)
     return report
 
 
@@ -147,50 +150,21 @@ def _restore(report: Report, nbytes: int, taken: dict[str, list[float]], say: Sa
 
 
 def _under_load(report: Report, rig: MemoryRig, rounds: int, say: Say) -> None:
-    """Steps of a constant size, by turns with and without a restore beside them."""
-    left, right = torch.randn(STEP_SIZE, STEP_SIZE), torch.randn(STEP_SIZE, STEP_SIZE)
-    rows: dict[bool, list[float]] = {False: [], True: []}
-
-    def step() -> float:
-        copied_before = rig.manager.begin_step()
-        began_s = time.perf_counter()
-        torch.mm(torch.mm(left, right), right)
-        taken_s = time.perf_counter() - began_s
-        rig.manager.note_step(taken_s, load=1, copied_before=copied_before)
-        return taken_s
-
-    for _ in range(WARM_STEPS):
-        step()
-    copied_bytes = busy_s = 0.0
-    for _ in range(max(rounds, 10)):
-        rows[False] += [step() for _ in range(STEPS_PER_TURN)]
-        rig.lend_all()
-        before, began_s = rig.manager.counters().bytes, time.perf_counter()
-        rig.order_restore()
-        turn: list[float] = []
-        while not rig.manager.wait_idle(0.0) and len(turn) < STEPS_PER_TURN:
-            turn.append(step())
-        copied_bytes += rig.manager.counters().bytes - before
-        busy_s += time.perf_counter() - began_s
-        rows[True] += turn
-        rig.manager.wait_idle()
-    p99 = {on: float(np.percentile(seconds, 99)) for on, seconds in rows.items()}
-    p50 = {on: float(np.percentile(seconds, 50)) for on, seconds in rows.items()}
-    report.figures["under_load"] = {
-        "p99_inflation": p99[True] / p99[False] - 1.0,
-        "p50_inflation": p50[True] / p50[False] - 1.0,
-        "steps": {"alone": len(rows[False]), "restoring": len(rows[True])},
-        "step_ms": {"alone": p50[False] * 1e3, "restoring": p50[True] * 1e3},
-        "gb_per_s": copied_bytes / busy_s / 1e9,
-    }
+    figures = load_figures(measure_load(rig, rounds))
+    report.figures["under_load"] = figures
     report.check(
-        "p99 of step times grows by at most 5% during a restore", p99[True] <= 1.05 * p99[False]
+        "p99 of step times grows by at most 5% during a restore",
+        figures["inflation"]["p99"]["value"] <= 0.05,
     )
-    say(
-        f"under load: step time {p50[True] / p50[False] - 1:+.1%} median, "
-        f"{p99[True] / p99[False] - 1:+.1%} p99 over {len(rows[True])} steps, "
-        f"restoring at {copied_bytes / busy_s / 1e9:.2f} GB/s"
-    )
+    for name, text in (
+        ("inflation", f"under load: restoring at {figures['gb_per_s']:.2f} GB/s, step time"),
+        ("control", "under load: control without a restore, step time"),
+    ):
+        say(f"{text} {_interval(figures[name]['p50'])} median, "
+            f"{_interval(figures[name]['p99'])} p99 "
+            f"({figures['steps']['restoring']} steps)")  # fmt: skip
+    say(f"under load: {figures['rounds_undisturbed']} of {figures['rounds_run']} rounds without "
+        f"other processes' work, {figures['rounds']} counted")  # fmt: skip
 
 
 def bench_compaction(report: Report, root: Path, say: Say) -> None:
@@ -211,6 +185,10 @@ def bench_compaction(report: Report, root: Path, say: Say) -> None:
         f"with compaction ({on['blocks_moved']} blocks moved), {off['fast_steps']} of "
         f"{off['steps']} without"
     )
+
+
+def _interval(figure: dict[str, float]) -> str:
+    return f"{figure['value']:+.1%} ({figure['low']:+.1%} to {figure['high']:+.1%})"
 
 
 def _text(figure: dict[str, float]) -> str:

@@ -230,7 +230,10 @@ class SoakRank:
     def end_step(self, busy: bool) -> None:
         """Let this thread copy what a step's end allows; the restore thread goes on by itself
         beside a step that was not ``busy``."""
-        self.memory.note_step(BUSY_STEP_S if busy else 0.0, load=int(busy))
+        copied_before = self.memory.counters().bytes
+        self.memory.note_step(
+            BUSY_STEP_S if busy else 0.0, load=int(busy), copied_before=copied_before
+        )
 
     def wait_restored(self) -> None:
         """Wait for every restore that was ordered."""
