@@ -49,7 +49,7 @@ class DpsOptions(BaseModel):
 
     unit_bytes: Annotated[int, Field(gt=0)] | None = None
     """Smallest size of a physical unit, bytes. Rounded up to whole KV blocks and whole mapping
-    granules. Default: the smallest size that divides the residual into at most 64 units."""
+    granules. Default: a 64th of the residual, at most 8 MiB, at least a 1,000th of it."""
 
     formats: tuple[Literal["e4m3", "e5m2", "e4m3_row"], ...] = ("e4m3", "e4m3_row", "e5m2")
     """Nested formats a layer may use, in order of preference."""

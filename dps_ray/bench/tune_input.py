@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dps_ray.config import DpsConfigError, DpsOptions, faults_of
+from dps_ray.modes import Mode
 from dps_ray.scheduling.occupancy import fitted_walk, random_walk
 from dps_ray.scheduling.tuning import ReplicaCosts
 
@@ -51,8 +52,12 @@ class TuneInput(BaseModel):
     """The same in fast mode."""
     preemption_ms_per_block: Cost
     """What a block that full mode cannot hold costs a period."""
-    accuracy_ms: Cost
+    accuracy_ms: Cost | None = None
     """Step time that one step in full precision is worth over one in fast mode."""
+    accuracy_ms_per_nat: Cost | None = None
+    """The same for each nat of divergence between both modes: a price for what was measured."""
+    fast_divergence_nats: Cost | None = None
+    """Divergence of fast mode from the 16-bit model, nats a token."""
     switch_to_fast_ms: Cost = 0.0
     switch_to_full_ms: Cost
     """Step time that one restore costs the steps beside it."""
@@ -68,7 +73,23 @@ class TuneInput(BaseModel):
             )
         if (self.walk is None) == (self.used_blocks is None):
             raise ValueError("give either walk or used_blocks (a run's summary has the latter)")
+        if self.accuracy_ms is None and None in (
+            self.accuracy_ms_per_nat, self.fast_divergence_nats
+        ):  # fmt: skip
+            raise ValueError(
+                "give accuracy_ms, or accuracy_ms_per_nat and fast_divergence_nats (bench layers "
+                "measures the latter)"
+            )
         return self
+
+    @property
+    def accuracy_cost_ms(self) -> float:
+        """What a step in fast mode loses, in step time."""
+        if self.accuracy_ms is not None:
+            return self.accuracy_ms
+        assert self.accuracy_ms_per_nat is not None
+        assert self.fast_divergence_nats is not None
+        return self.accuracy_ms_per_nat * self.fast_divergence_nats
 
     @property
     def costs(self) -> ReplicaCosts:
@@ -80,7 +101,7 @@ class TuneInput(BaseModel):
             step_fast_ms=self.step_fast_ms,
             steps_per_period=1000.0 * self.period_s / float(np.mean(self.step_full_ms)),
             preemption_ms_per_block=self.preemption_ms_per_block,
-            accuracy_ms=self.accuracy_ms,
+            accuracy_ms=self.accuracy_cost_ms,
             switch_to_fast_ms=self.switch_to_fast_ms,
             switch_to_full_ms=self.switch_to_full_ms,
         )
@@ -108,8 +129,10 @@ class TuneInput(BaseModel):
         return fitted_walk(levels, [[used * per_block for used in one] for one in self.used_blocks])
 
 
-def read_input(costs: Path, run: Path | None) -> TuneInput:
-    """Read costs, filled up with what a run's summary measured; the file wins.
+def read_input(
+    costs: Path, run: Path | None, speed: Path | None = None, layers: Path | None = None
+) -> TuneInput:
+    """Read costs, filled up with what runs have measured; the file wins.
 
     Parameters
     ----------
@@ -117,6 +140,10 @@ def read_input(costs: Path, run: Path | None) -> TuneInput:
         YAML or JSON with fields of ``TuneInput``.
     run
         ``summary.json`` of ``dps-ray demo``.
+    speed
+        What ``dps-ray bench engine --json`` printed: step times, of the first model in it.
+    layers
+        What ``dps-ray bench layers --json`` printed: divergence of fast mode.
 
     Raises
     ------
@@ -124,7 +151,13 @@ def read_input(costs: Path, run: Path | None) -> TuneInput:
         One line that names the file, the field and the remedy.
     """
     given = _mapping(costs)
-    measured = {} if run is None else _measured(run)
+    measured: dict[str, Any] = {}
+    if run is not None:
+        measured |= _of_a_run(run)
+    if speed is not None:
+        measured |= _step_times(speed)
+    if layers is not None:
+        measured |= _divergence(layers)
     if "walk" in given:
         measured.pop("used_blocks", None)
     try:
@@ -133,24 +166,61 @@ def read_input(costs: Path, run: Path | None) -> TuneInput:
         raise DpsConfigError(*faults_of(error, str(costs))) from None
 
 
-def _measured(run: Path) -> dict[str, Any]:
-    elastic = _mapping(run).get("elastic")
+def _of_a_run(run: Path) -> dict[str, Any]:
+    summary = _mapping(run)
+    elastic = summary.get("elastic")
     if not isinstance(elastic, dict) or not elastic.get("occupancy"):
         raise DpsConfigError(
             f"{run} has no elastic.occupancy: give the summary.json of a dps-ray demo"
         )
     seen = dict(elastic["occupancy"])
     returns, busy_s = elastic.get("switches_to_full"), elastic.get("restore_busy_s")
-    if returns is None or busy_s is None:
+    options = summary.get("dps_options")
+    if returns is None or busy_s is None or not isinstance(options, dict):
         raise DpsConfigError(
-            f"{run} has no elastic.switches_to_full and elastic.restore_busy_s: give the "
-            "summary.json of a dps-ray demo"
+            f"{run} has no elastic.switches_to_full, elastic.restore_busy_s and dps_options: give "
+            "the summary.json of a dps-ray demo"
         )
     if returns:
         # While it copies, pacing lets the steps stretch by this share.
-        share = DpsOptions().restore_max_inflation
+        share = DpsOptions(**options).restore_max_inflation
         seen["switch_to_full_ms"] = 1000.0 * busy_s / returns * share
     return seen
+
+
+def _step_times(speed: Path) -> dict[str, Any]:
+    """Time of a decode step with the smallest batch and with the largest."""
+    try:
+        rows = _mapping(speed)["rows"]
+        rows = sorted(
+            (row for row in rows if row["model"] == rows[0]["model"]), key=lambda row: row["batch"]
+        )
+        return {
+            f"step_{mode}_ms": tuple(
+                1000.0 * row["batch"] / row["tokens_per_s"][mode]["median"]
+                for row in (rows[0], rows[-1])
+            )
+            for mode in Mode
+        }
+    except (KeyError, IndexError, TypeError, ZeroDivisionError) as error:
+        raise DpsConfigError(
+            f"{speed} has no decode speeds ({type(error).__name__}: {error}): give what "
+            "dps-ray bench engine --json printed"
+        ) from None
+
+
+def _divergence(layers: Path) -> dict[str, Any]:
+    """Divergence of fast mode from the 16-bit model, nats a token."""
+    try:
+        rows = _mapping(layers)["by_layers"]
+        return {
+            "fast_divergence_nats": next(row["kl"]["median"] for row in rows if not row["layers"])
+        }
+    except (KeyError, TypeError, StopIteration) as error:
+        raise DpsConfigError(
+            f"{layers} has no divergence without full layers ({type(error).__name__}: {error}): "
+            "give what dps-ray bench layers --json printed"
+        ) from None
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _conclude(
     args: argparse.Namespace, report: Report, config: FleetConfig, session: Session
 ) -> None:
     target = SloTarget(ttft_ms=args.slo_ttft_ms, t_base_ms=session.t_base_ms)
-    summary = summarise_session(session, target)
+    summary = summarise_session(session, target) | {"dps_options": config.dps_options}
     title = f"{config.replicas} replicas of {config.model_id}, Azure 2023 code trace"
     figures, picture = write_outcome(args.out, summary, session, target, title)
     report.figures.update(summary)

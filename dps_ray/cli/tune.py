@@ -15,10 +15,19 @@ from dps_ray.scheduling.tuning import Comparison, Tuning, Watermarks, tune
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "costs", type=Path, help="YAML or JSON file of costs (fields: dps_ray/bench/README.md)"
+        "costs",
+        type=Path,
+        help="YAML or JSON file of costs (fields: dps_ray/bench/README.md; an example: "
+        "dps_ray/bench/data/costs.yaml)",
     )
     parser.add_argument(
         "--summary", type=Path, help="summary.json of a demo: its occupancy and restores are used"
+    )
+    parser.add_argument(
+        "--speed", type=Path, help="what bench engine --json printed: its step times are used"
+    )
+    parser.add_argument(
+        "--layers", type=Path, help="what bench layers --json printed: its divergence is used"
     )
     parser.add_argument("--levels", type=int, default=101, help="occupancy levels (default: 101)")
     parser.add_argument(
@@ -38,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.levels < 3:
         raise DpsConfigError(f"--levels is {args.levels}: give at least 3")
     others = [(text, _watermarks(text)) for text in args.compare]
-    given = read_input(args.costs, args.summary)
+    given = read_input(args.costs, args.summary, args.speed, args.layers)
     tuning = _solve(given, args.levels)
     defaults = DpsOptions()
     others.insert(0, ("default", Watermarks(defaults.high_watermark, defaults.low_watermark)))

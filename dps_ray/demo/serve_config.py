@@ -43,6 +43,12 @@ class FleetConfig:
     def max_model_len(self) -> int:
         return int(self.fleet["engine_kwargs"]["max_model_len"])
 
+    @property
+    def dps_options(self) -> dict[str, Any]:
+        """Options of elastic memory that the configuration gives the engines."""
+        config = self.fleet["engine_kwargs"].get("additional_config") or {}
+        return dict(config.get("dps") or {})
+
     def placed(self, *, port: int, model_source: str) -> "FleetConfig":
         """Copy with another HTTP port and model folder."""
         content = copy.deepcopy(self.content)

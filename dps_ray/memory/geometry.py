@@ -5,8 +5,15 @@ from math import lcm
 
 from dps_ray.config import DpsConfigError
 
-DEFAULT_MAX_UNITS = 64
-"""With no unit size asked for, the residual is cut into at most this many units."""
+DEFAULT_UNITS = 64
+"""With no unit size asked for, a small residual is cut into at most this many units."""
+
+DEFAULT_UNIT_BYTES = 8 << 20
+"""Units of a larger residual: a lend zeroes a whole one between two steps, which must stay below a
+millisecond where one core does it."""
+
+MOST_DEFAULT_UNITS = 1000
+"""Beyond this many units they grow again, whatever a lend then takes."""
 
 MIN_BASE_BLOCKS = 2
 """Block 0 is vLLM's null block and never holds a request, so one more is the least that serves."""
@@ -78,7 +85,8 @@ def plan_geometry(
     granularity_bytes
         Smallest piece of memory the driver maps, bytes.
     unit_bytes
-        Smallest unit size, bytes; ``None`` for the smallest with at most 64 units.
+        Smallest unit size, bytes; ``None`` for the default: a residual of up to 512 MiB is cut
+        into 64 units, a larger one into units of 8 MiB, one beyond 7.8 GiB into 1,000 units.
     lend
         ``False`` keeps the same base and units, without elastic blocks.
 
@@ -97,7 +105,7 @@ def plan_geometry(
             f"additional_config.dps.unit_bytes is {unit_bytes}: the residual of "
             f"{residual_bytes} bytes fills less than one unit; use at most {residual_bytes}"
         )
-    asked_bytes = unit_bytes or -(-residual_bytes // DEFAULT_MAX_UNITS)
+    asked_bytes = unit_bytes or _default_unit_bytes(residual_bytes)
     target_bytes = _round_up(max(asked_bytes, block_bytes), granularity_bytes)
     plans = [
         _plan(kv_bytes, residual_bytes, stride_bytes, granularity_bytes, target_bytes)
@@ -115,6 +123,11 @@ def plan_geometry(
         num_blocks=best.base_blocks,
         kv_span_bytes=best.base_span_bytes,
     )
+
+
+def _default_unit_bytes(residual_bytes: int) -> int:
+    small = min(-(-residual_bytes // DEFAULT_UNITS), DEFAULT_UNIT_BYTES)
+    return max(small, -(-residual_bytes // MOST_DEFAULT_UNITS))
 
 
 def _strides(block_bytes: int, granularity_bytes: int, target_bytes: int) -> list[int]:

@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from dps_ray.bench import tune_input
+from dps_ray.bench.tune_input import read_input
 from dps_ray.cli.main import main
 
+EXAMPLE = Path(tune_input.__file__).with_name("data") / "costs.yaml"
 COSTS = """
 base_blocks: 1000
 total_blocks: 1600
@@ -57,7 +61,8 @@ def test_a_demos_summary_fills_in_what_it_has_measured(
         },
     }
     summary, given = tmp_path / "summary.json", tmp_path / "costs.json"
-    summary.write_text(json.dumps({"elastic": elastic}))
+    options = {"restore_max_inflation": 0.2}
+    summary.write_text(json.dumps({"elastic": elastic, "dps_options": options}))
     given.write_text(
         json.dumps(
             {
@@ -68,6 +73,50 @@ def test_a_demos_summary_fills_in_what_it_has_measured(
     )  # fmt: skip
     assert main(["tune", str(given), "--summary", str(summary), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checks"]
+    found = read_input(given, summary)
+    assert found.switch_to_full_ms == 1000 * 2.0 / 4 * 0.2, "the run's own inflation"
+
+
+def test_step_times_and_accuracy_come_from_benchmarks(tmp_path: Path) -> None:
+    speed, layers, given = (tmp_path / f"{name}.json" for name in ("speed", "layers", "given"))
+    rows = [
+        {
+            "model": model,
+            "batch": batch,
+            "tokens_per_s": {"full": {"median": full}, "fast": {"median": full * 2}},
+        }
+        for model, batch, full in (("a", 8, 400.0), ("a", 1, 100.0), ("b", 1, 7.0))
+    ]
+    speed.write_text(json.dumps({"rows": rows}))
+    by_layers = [{"layers": n, "kl": {"median": kl}} for n, kl in ((0, 0.02), (30, 0.0))]
+    layers.write_text(json.dumps({"by_layers": by_layers}))
+    costs = yaml.safe_load(EXAMPLE.read_text())
+    for field in ("step_full_ms", "step_fast_ms", "accuracy_ms"):
+        del costs[field]
+    given.write_text(json.dumps(costs | {"accuracy_ms_per_nat": 500}))
+    found = read_input(given, None, speed, layers).costs
+    assert found.step_full_ms == (10.0, 20.0)
+    assert found.step_fast_ms == (5.0, 10.0)
+    assert found.accuracy_ms == 10.0
+
+
+def test_example_of_costs_can_be_tuned_as_it_stands() -> None:
+    assert main(["tune", str(EXAMPLE)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--speed", "has no decode speeds"), ("--layers", "has no divergence without full layers")],
+)
+def test_output_of_another_command_is_named_with_the_right_one(
+    costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"checks": {}}')
+    assert main(["tune", str(costs), option, str(other)]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -77,6 +126,7 @@ def test_a_demos_summary_fills_in_what_it_has_measured(
         ("step_fast_ms: 3\n", "step_fast_ms is 3"),
         ("total_blocks: 900\n", "total_blocks (900) must exceed base_blocks (1000)"),
         ("used_blocks: [[1, 2]]\n", "give either walk or used_blocks"),
+        ("accuracy_ms: null\n", "give accuracy_ms, or accuracy_ms_per_nat"),
         ("preemtion: 3\n", "preemtion is not an option"),
         ("walk: {step_blocks: 16, up: 0.9, down: 0.9}\n", "no chances that sum to 1"),
         ("- 3\n", "cannot be read"),

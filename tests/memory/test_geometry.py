@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_ray.config import DpsConfigError
-from dps_ray.memory.geometry import DEFAULT_MAX_UNITS, Geometry, plan_geometry
+from dps_ray.memory.geometry import (
+    DEFAULT_UNIT_BYTES,
+    DEFAULT_UNITS,
+    MOST_DEFAULT_UNITS,
+    Geometry,
+    plan_geometry,
+)
 
 MIB = 1 << 20
 
@@ -78,11 +84,30 @@ def test_lending_changes_neither_base_nor_units(arguments: dict[str, int]) -> No
 
 
 @given(sizes)
-def test_default_unit_gives_at_most_64_units(arguments: dict[str, int]) -> None:
+def test_default_units_are_few_for_a_small_residual_and_small_for_a_large_one(
+    arguments: dict[str, int],
+) -> None:
     if plan := plan_or_none(**{**arguments, "unit_bytes": None}):
-        assert plan.num_units <= DEFAULT_MAX_UNITS
-        asked_bytes = max(-(-arguments["residual_bytes"] // 64), arguments["block_bytes"])
+        least_bytes = min(-(-arguments["residual_bytes"] // DEFAULT_UNITS), DEFAULT_UNIT_BYTES)
+        assert plan.num_units <= max(
+            DEFAULT_UNITS, -(-arguments["residual_bytes"] // DEFAULT_UNIT_BYTES)
+        )
+        asked_bytes = max(least_bytes, arguments["block_bytes"])
         assert plan.unit_bytes <= 4 * (asked_bytes + arguments["granularity_bytes"])
+
+
+@pytest.mark.parametrize(
+    ("residual_gib", "units", "unit_mib"), [(0.5, 64, 8), (7, 896, 8), (70, 1000, 72)]
+)
+def test_a_large_models_units_stay_small_until_there_are_too_many(
+    residual_gib: float, units: int, unit_mib: int
+) -> None:
+    plan = plan_geometry(
+        kv_bytes=16 << 30, residual_bytes=int(residual_gib * 2**30), block_bytes=2 * MIB,
+        granularity_bytes=2 * MIB, unit_bytes=None,
+    )  # fmt: skip
+    assert plan.unit_bytes == unit_mib * MIB
+    assert plan.num_units <= units <= MOST_DEFAULT_UNITS
 
 
 @given(sizes)
