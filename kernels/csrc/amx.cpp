@@ -43,6 +43,47 @@ class Unit {
     fence();
   }
 
+  // Up to kTurnTokens tokens: sums of two panels stay in tiles 0 to 3, from `begin` to `give`.
+  static constexpr int64_t kTurnTokens = kTileTokens;
+
+  void begin(int64_t tokens) {
+    configure(tokens, tokens);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+
+  // One step's activations, for the products up to the next.
+  void take_tokens(const uint16_t* x) { _tile_loadd(4, x, 64); }
+
+  // Adds the products of one step of panel 0 or 1.
+  template <int Panel>
+  void add(const uint16_t* weights) {
+    fence();
+    _tile_loadd(6, weights, 64);
+    _tile_loadd(7, weights + 512, 64);
+    if constexpr (Panel == 0) {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+    } else {
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_dpbf16ps(3, 4, 7);
+    }
+  }
+
+  void give(int panel, float* out) {
+    constexpr int64_t row = kPanelRows * sizeof(float);
+    if (panel == 0) {
+      _tile_stored(0, out, row);
+      _tile_stored(1, out + 16, row);
+    } else {
+      _tile_stored(2, out, row);
+      _tile_stored(3, out + 16, row);
+    }
+    fence();
+  }
+
  private:
   static void fence() { __asm__ volatile("" ::: "memory"); }
 

@@ -8,6 +8,8 @@ namespace {
 
 class Unit {
  public:
+  static constexpr int64_t kTurnTokens = 0;  // sums always wait in memory
+
   // Adds the products of `steps` steps from column k on to sums[tokens][32], or begins them at k 0.
   // Meanwhile `blocks` of the next chunk's blocks are decoded with every step and two tiles.
   template <typename Ahead>

@@ -35,13 +35,14 @@ struct NestedWeight {
                 "row_shift");
   }
 
-  Weight matrix(int64_t index = 0) const {
-    const int64_t start = index * rows() * columns();
+  // One matrix, from a row on.
+  Weight matrix(int64_t index = 0, int64_t row = 0) const {
+    const int64_t start = (index * rows() + row) * columns();
     const Codec codec = e5m2 ? (lower ? Codec::E5m2Full : Codec::E5m2Fast)
                              : (lower ? Codec::E4m3Full : Codec::E4m3Fast);
     return {codec, upper.const_data_ptr<uint8_t>() + start,
             lower ? lower->const_data_ptr<uint8_t>() + start : nullptr,
-            row_shift ? row_shift->const_data_ptr<int8_t>() + index * rows() : nullptr, columns()};
+            row_shift ? row_shift->const_data_ptr<int8_t>() + index * rows() + row : nullptr, columns()};
   }
 };
 

@@ -27,6 +27,20 @@ uint16_t* halves_out(const Tensor& y) {
   return reinterpret_cast<uint16_t*>(y.mutable_data_ptr<at::BFloat16>());
 }
 
+// Runs of panels a thread: enough to even out threads that differ in speed, few enough to keep the
+// streams of weights long.
+constexpr int64_t kTasksOfThread = 8;
+
+// Panels of each of about `runs` runs: whole pairs of them, which take turns.
+int64_t even_share(int64_t panels, int64_t runs) {
+  const int64_t pairs = (panels + 1) / 2;
+  runs = std::clamp<int64_t>(runs, 1, pairs);
+  return 2 * ((pairs + runs - 1) / runs);
+}
+
+// Tokens of one pass over the experts, and the most float32 values of their rows at once.
+constexpr int64_t kPassTokens = 2048, kRowFloats = 4 << 20;
+
 // Copies one tile of up to 16 rows of x, rows source[0..] or those from `token` on.
 void pack_tile(const uint16_t* x, const int64_t* source, int64_t token, int64_t tokens,
                int64_t columns, uint16_t* out) {
@@ -69,71 +83,97 @@ Tensor linear(const Tensor& x, const Tensor& upper, const std::optional<Tensor>&
                         halves_out(y),
                         Dtype::Bf16,
                         rows};
-  const int64_t grain = std::max<int64_t>(1, kGrain / (kPanelRows * columns * tokens));
-  at::parallel_for(0, rows / kPanelRows, grain, [&](int64_t first, int64_t last) {
-    packed().gemm(gemm, first, last, scratch(packed_scratch(tokens)));
+  const int64_t panels = rows / kPanelRows;
+  const int64_t runs = std::min(kTasksOfThread * at::get_num_threads(),
+                                panels * kPanelRows * columns * tokens / kGrain);
+  const int64_t size = even_share(panels, runs);
+  parallel_tasks((panels + size - 1) / size, [&](int64_t task) {
+    packed().gemm(gemm, task * size, std::min((task + 1) * size, panels),
+                  scratch(packed_scratch(tokens)));
   });
   return y;
 }
 
-// Tasks of the routed experts, in the order in which their weights stand in memory.
+// Tasks of the routed experts, in the order in which their weights stand in memory: each is a run
+// of panels, as many runs an expert as keep all threads busy to the end.
 struct Tasks {
   struct Task {
     int64_t expert, first, last;
   };
   std::vector<Task> list;
 
-  Tasks(const Routing& routing, int64_t panels, int64_t size) {
-    for (int64_t expert = 0; expert + 1 < static_cast<int64_t>(routing.offsets.size()); ++expert)
-      if (routing.offsets[expert] < routing.offsets[expert + 1])
-        for (int64_t panel = 0; panel < panels; panel += size)
-          list.push_back({expert, panel, std::min(panel + size, panels)});
+  Tasks(const Routing& routing, int64_t first, int64_t last) {
+    const auto& offsets = routing.offsets;
+    int64_t active = 0;
+    for (size_t expert = 0; expert + 1 < offsets.size(); ++expert)
+      active += offsets[expert] < offsets[expert + 1];
+    const int64_t runs = kTasksOfThread * at::get_num_threads() / active;
+    const int64_t size = even_share(last - first, runs);
+    for (int64_t expert = 0; expert + 1 < static_cast<int64_t>(offsets.size()); ++expert)
+      if (offsets[expert] < offsets[expert + 1])
+        for (int64_t panel = first; panel < last; panel += size)
+          list.push_back({expert, panel, std::min(panel + size, last)});
   }
 };
 
-void moe_pass(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2,
-              const float* factors, const int64_t* ids, int64_t top_k, uint16_t* y) {
-  const int64_t tokens = x.size(0), hidden = w13.columns(), inner = w2.columns();
-  const Routing routing(ids, tokens, top_k, w13.upper.size(0));
-  const Tensor tiles = at::empty({tokens * top_k, hidden}, x.options());
-  const Tensor gated = at::empty({tokens * top_k, inner}, x.options());
-  const Tensor rows = at::empty({tokens * top_k, hidden}, x.options().dtype(at::kFloat));
-  const int64_t experts = w13.upper.size(0);
-  parallel_tasks(experts, [&](int64_t expert) {
-    const int64_t begin = routing.offsets[expert], count = routing.offsets[expert + 1] - begin;
-    for (int64_t token = 0; token < count; token += kTileTokens)
-      pack_tile(halves(x), routing.source.data() + begin, token, count, hidden,
-                halves_out(tiles) + begin * hidden);
+// Panels [first, last) of every expert's gated rows, as packed activations.
+void gate_rows(const Tensor& x, const NestedWeight& w13, const Routing& routing, Tensor& gated) {
+  const int64_t hidden = w13.columns(), inner = w13.rows() / 2;
+  const Tasks tasks(routing, 0, inner / kPanelRows);
+  parallel_tasks(tasks.list.size(), [&](int64_t index) {
+    const auto [expert, first, last] = tasks.list[index];
+    const int64_t row = routing.offsets[expert], count = routing.offsets[expert + 1] - row;
+    // An expert's tokens are gathered where they stay in the cache until all its panels are done.
+    for (int64_t begin = 0; begin < count; begin += kBlockTokens) {
+      const int64_t tokens = std::min(kBlockTokens, count - begin);
+      float* const room = scratch(packed_scratch(tokens) + tokens * hidden / 2);
+      auto* const tiles = reinterpret_cast<uint16_t*>(room + packed_scratch(tokens));
+      for (int64_t token = 0; token < tokens; token += kTileTokens)
+        pack_tile(halves(x), routing.source.data() + row + begin, token, tokens, hidden, tiles);
+      const PackedGemm gemm{w13.matrix(expert),
+                            tiles,
+                            tokens,
+                            nullptr,
+                            halves_out(gated) + (row + begin) * inner,
+                            Dtype::Bf16,
+                            inner};
+      for (int64_t panel = first; panel < last; panel += kBlockPanels / 2)
+        packed().gate(gemm, w13.rows(), panel, std::min(panel + kBlockPanels / 2, last), room);
+    }
   });
-  const auto gemm_of = [&](const NestedWeight& weight, const Tensor& input, int64_t expert) {
-    const int64_t begin = routing.offsets[expert];
-    return PackedGemm{weight.matrix(expert),
-                      halves(input) + begin * weight.columns(),
-                      routing.offsets[expert + 1] - begin,
-                      nullptr,
-                      nullptr,
-                      Dtype::Fp32,
-                      hidden};
-  };
-  const Tasks up(routing, inner / kPanelRows, kBlockPanels / 2);
-  parallel_tasks(up.list.size(), [&](int64_t index) {
-    const auto [expert, first, last] = up.list[index];
-    PackedGemm gemm = gemm_of(w13, tiles, expert);
-    gemm.y = halves_out(gated) + routing.offsets[expert] * inner;
-    packed().gate(gemm, w13.rows(), first, last, scratch(packed_scratch(gemm.tokens)));
-  });
-  const Tasks down(routing, hidden / kPanelRows, 2 * kBlockPanels);
-  parallel_tasks(down.list.size(), [&](int64_t index) {
-    const auto [expert, first, last] = down.list[index];
-    PackedGemm gemm = gemm_of(w2, gated, expert);
-    gemm.y = rows.mutable_data_ptr<float>() + routing.offsets[expert] * hidden;
-    packed().gemm(gemm, first, last, scratch(packed_scratch(gemm.tokens)));
-  });
-  at::parallel_for(0, tokens, 4, [&](int64_t first, int64_t last) {
-    for (int64_t token = first; token < last; ++token)
-      packed().combine(rows.const_data_ptr<float>(), routing.position.data() + token * top_k,
-                       factors + token * top_k, top_k, hidden, y + token * hidden);
-  });
+}
+
+// Rows of w2 times the gated rows, summed over each token's experts; a block of the columns of y at
+// a time, so that float32 rows of all pairs of token and expert take little memory.
+void combine_rows(const Tensor& gated, const NestedWeight& w2, const Routing& routing,
+                  const float* factors, int64_t top_k, uint16_t* y) {
+  const int64_t pairs = gated.size(0), hidden = w2.rows(), inner = w2.columns();
+  const int64_t whole = hidden / kPanelRows;
+  const int64_t block = std::clamp<int64_t>(kRowFloats / (pairs * kPanelRows), 1, whole);
+  const Tensor rows =
+      at::empty({pairs, block * kPanelRows}, gated.options().dtype(at::kFloat));
+  for (int64_t begin = 0; begin < whole; begin += block) {
+    const int64_t columns = std::min(block, whole - begin) * kPanelRows;
+    const Tasks tasks(routing, 0, columns / kPanelRows);
+    parallel_tasks(tasks.list.size(), [&](int64_t index) {
+      const auto [expert, first, last] = tasks.list[index];
+      const int64_t row = routing.offsets[expert];
+      const PackedGemm gemm{w2.matrix(expert, begin * kPanelRows),
+                            halves(gated) + row * inner,
+                            routing.offsets[expert + 1] - row,
+                            nullptr,
+                            rows.mutable_data_ptr<float>() + row * columns,
+                            Dtype::Fp32,
+                            columns};
+      packed().gemm(gemm, first, last, scratch(packed_scratch(gemm.tokens)));
+    });
+    at::parallel_for(0, pairs / top_k, 4, [&](int64_t first, int64_t last) {
+      for (int64_t token = first; token < last; ++token)
+        packed().combine(rows.const_data_ptr<float>(), routing.position.data() + token * top_k,
+                         factors + token * top_k, top_k, columns,
+                         y + token * hidden + begin * kPanelRows);
+    });
+  }
 }
 
 Tensor moe(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& lower13,
@@ -154,10 +194,14 @@ Tensor moe(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& 
   const auto [low, high] = std::minmax_element(id, id + ids.numel());
   TORCH_CHECK(*low >= 0 && *high < upper13.size(0), "topk_ids must lie in 0..", upper13.size(0) - 1);
   Tensor y = at::empty_like(input);
-  for (int64_t first = 0; first < tokens; first += kMoeTokens)
-    moe_pass(input.narrow(0, first, std::min(kMoeTokens, tokens - first)), w13, w2,
-             factors.const_data_ptr<float>() + first * top_k, id + first * top_k, top_k,
-             halves_out(y) + first * hidden);
+  for (int64_t first = 0; first < tokens; first += kPassTokens) {
+    const Tensor part = input.narrow(0, first, std::min(kPassTokens, tokens - first));
+    const Routing routing(id + first * top_k, part.size(0), top_k, w13.upper.size(0));
+    Tensor gated = at::empty({part.size(0) * top_k, w2.columns()}, x.options());
+    gate_rows(part, w13, routing, gated);
+    combine_rows(gated, w2, routing, factors.const_data_ptr<float>() + first * top_k, top_k,
+                 halves_out(y) + first * hidden);
+  }
   return y;
 }
 

@@ -62,10 +62,12 @@ class Decoder {
       low = _mm512_ternarylogic_epi32(low, _mm512_srli_epi16(rest, 3), _mm512_set1_epi8(0x1F), 0xF8);
     } else {
       constexpr int kStepShift = kE4m3 ? 7 : 8;
-      high = _mm512_mask_permutexvar_epi8(high, subnormal, leading,
-                                          _mm512_set1_epi64(smallest(1u << kStepShift, 8)));
-      low = _mm512_mask_permutexvar_epi8(low, subnormal, leading,
-                                         _mm512_set1_epi64(smallest(1u << kStepShift, 0)));
+      if (__builtin_expect(subnormal != 0, 0)) {
+        high = _mm512_mask_permutexvar_epi8(high, subnormal, leading,
+                                            _mm512_set1_epi64(smallest(1u << kStepShift, 8)));
+        low = _mm512_mask_permutexvar_epi8(low, subnormal, leading,
+                                           _mm512_set1_epi64(smallest(1u << kStepShift, 0)));
+      }
       high = _mm512_ternarylogic_epi32(high, leading, sign(), 0xF8);  // high | (leading & sign)
     }
     _mm512_store_si512(first, _mm512_unpacklo_epi8(low, high));

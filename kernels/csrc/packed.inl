@@ -6,6 +6,7 @@
 // operations in the same order whatever the number of tokens.
 #pragma once
 #include "gfni.h"
+#include "turns.inl"
 
 namespace dps {
 namespace {
@@ -55,10 +56,24 @@ class Ahead {
   uint16_t* out_;
 };
 
+template <Codec C, typename U>
+void panels_in_turns(U& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin,
+                     int64_t tokens, uint16_t* ring, float* sums) {
+  const uint16_t* const x = g.x + begin * g.w.columns;
+  const int64_t size = tokens * kPanelRows;
+  for (; first + 2 <= last; first += 2, sums += 2 * size)
+    take_turns<C, 2>(unit, g, {first, 1, 2}, x, tokens, ring, {sums, sums + size});
+  if (first < last) take_turns<C, 1>(unit, g, {first, 0, 1}, x, tokens, ring, {sums, nullptr});
+}
+
 // sums[panel - first][token][32] of the tokens from `begin` on.
 template <Codec C>
 void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin,
                 int64_t tokens, uint16_t* weights, float* sums) {
+  if constexpr (Unit::kTurnTokens > 0) {
+    if (tokens <= Unit::kTurnTokens)
+      return panels_in_turns<C>(unit, g, first, last, begin, tokens, weights, sums);
+  }
   const Decoder<C> decoder;
   const int64_t columns = g.w.columns, panel = kPanelRows * columns;
   const bool few = tokens <= kFewTokens;
@@ -105,16 +120,9 @@ void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, in
 
 void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin,
                 int64_t tokens, uint16_t* weights, float* sums) {
-  const auto run = [&]<Codec C>() {
+  with_codec(g.w.codec, [&]<Codec C>() {
     accumulate<C>(unit, g, first, last, begin, tokens, weights, sums);
-  };
-  switch (g.w.codec) {
-    case Codec::E4m3Full: return run.template operator()<Codec::E4m3Full>();
-    case Codec::E4m3Fast: return run.template operator()<Codec::E4m3Fast>();
-    case Codec::E5m2Full: return run.template operator()<Codec::E5m2Full>();
-    case Codec::E5m2Fast: return run.template operator()<Codec::E5m2Fast>();
-    default: return;  // ordinary 16-bit weights are not packed
-  }
+  });
 }
 
 // One token's sums of a panel, rows in order, the row shift undone.
@@ -204,6 +212,25 @@ void packed_gemm(const PackedGemm& g, int64_t first, int64_t last, float* scratc
   });
 }
 
+// As accumulate, of gate panels and of the up panels `half` below them.
+void gate_and_up(Unit& unit, const PackedGemm& g, int64_t half, int64_t first, int64_t last,
+                 int64_t begin, int64_t tokens, uint16_t* weights, float* sums, float* up_sums) {
+  with_codec(g.w.codec, [&]<Codec C>() {
+    if constexpr (Unit::kTurnTokens > 0) {
+      if (tokens <= Unit::kTurnTokens) {
+        for (int64_t p = first; p < last; ++p) {
+          const int64_t index = (p - first) * tokens * kPanelRows;
+          take_turns<C, 2>(unit, g, {p, half, 1}, g.x + begin * g.w.columns, tokens, weights,
+                           {sums + index, up_sums + index});
+        }
+        return;
+      }
+    }
+    accumulate<C>(unit, g, first, last, begin, tokens, weights, sums);
+    accumulate<C>(unit, g, half + first, half + last, begin, tokens, weights, up_sums);
+  });
+}
+
 void packed_gate(const PackedGemm& g, int64_t rows, int64_t first, int64_t last, float* scratch) {
   auto* weights = reinterpret_cast<uint16_t*>(scratch);
   float* sums = scratch + kChunkColumns * kPanelRows;
@@ -212,8 +239,7 @@ void packed_gate(const PackedGemm& g, int64_t rows, int64_t first, int64_t last,
   token_blocks(g.tokens, [&](int64_t begin, int64_t tokens) {
     const int64_t panels = last - first;
     float* up_sums = sums + panels * tokens * kPanelRows;
-    accumulate(unit, g, first, last, begin, tokens, weights, sums);
-    accumulate(unit, g, half + first, half + last, begin, tokens, weights, up_sums);
+    gate_and_up(unit, g, half, first, last, begin, tokens, weights, sums, up_sums);
     for (int64_t p = 0; p < panels; ++p) {
       const Scales gate_scales(g, first + p), up_scales(g, half + first + p);
       for (int64_t token = 0; token < tokens; ++token) {
