@@ -10,7 +10,7 @@ namespace {
 struct V {
   using F = __m256;
   static constexpr int width = 8;
-  static constexpr int panel_tile_rows = 3;  // 4 x 3 sums + 3 weights + 1 activation = 16 registers
+  static constexpr int tile_rows = 3;  // 4 x 3 sums + 3 weights + 1 activation = 16 registers
 
   static F zero() { return _mm256_setzero_ps(); }
   static F set(float value) { return _mm256_set1_ps(value); }

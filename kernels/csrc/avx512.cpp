@@ -9,7 +9,7 @@ namespace {
 struct V {
   using F = __m512;
   static constexpr int width = 16;
-  static constexpr int panel_tile_rows = 6;  // 4 x 6 sums + 6 weights + 1 activation of 32 registers
+  static constexpr int tile_rows = 6;  // 4 x 6 sums + 6 weights + 1 activation of 32 registers
 
   static F zero() { return _mm512_setzero_ps(); }
   static F set(float value) { return _mm512_set1_ps(value); }

@@ -28,13 +28,16 @@ dps::Dtype dtype_of(const Tensor& tensor) {
 
 int64_t padded(int64_t columns) { return (columns + dps::kStep - 1) / dps::kStep * dps::kStep; }
 
-// Rows of activations as float32, zero from the last column to a whole number of steps.
+// Rows of activations as float32, zero from the last column to a whole number of steps. Rows of many
+// tokens stand a cache line further apart: at a power of two they would share a few cache sets.
 Tensor activations(const Tensor& x, int64_t columns) {
-  Tensor rows = x.reshape({-1, columns});
-  const int64_t width = padded(columns);
-  if (width == columns) return rows.to(at::kFloat).contiguous();
-  Tensor out = at::zeros({rows.size(0), width}, x.options().dtype(at::kFloat));
+  const Tensor rows = x.reshape({-1, columns});
+  const int64_t width = padded(columns), tokens = rows.size(0);
+  const int64_t stride = width + (tokens > dps::kDirectTokens ? 16 : 0);
+  if (stride == columns) return rows.to(at::kFloat).contiguous();
+  const Tensor out = at::empty({tokens, stride}, x.options().dtype(at::kFloat));
   out.narrow(1, 0, columns).copy_(rows);
+  if (width > columns) out.narrow(1, columns, width - columns).zero_();
   return out;
 }
 
@@ -50,15 +53,15 @@ Tensor multiply(const Tensor& x, const dps::Weight& weight, int64_t rows,
   const dps::Gemm gemm{weight,
                        input.const_data_ptr<float>(),
                        padded(weight.columns),
+                       input.size(1),
                        tokens,
                        bias ? offset.const_data_ptr<float>() : nullptr,
                        y.mutable_data_ptr(),
                        dtype_of(y),
                        rows};
-  const int64_t grain = std::max<int64_t>(12, kGrain / (weight.columns * tokens));
+  const int64_t grain = std::max<int64_t>(dps::kChunkRows, kGrain / (weight.columns * tokens));
   at::parallel_for(0, rows, grain, [&](int64_t first, int64_t last) {
-    const int64_t panel = dps::panel_rows(gemm.padded) * gemm.padded;
-    dps::kernels().gemm(gemm, first, last, scratch(panel));
+    dps::kernels().gemm(gemm, first, last, scratch(dps::gemm_scratch(tokens)));
   });
   return y;
 }
@@ -105,7 +108,7 @@ void reconstruct(const Tensor& out, const Tensor& upper, const std::optional<Ten
 
 // y[p] = x[p] @ w[expert of p] for rows sorted by expert.
 Tensor grouped(const Tensor& x, const NestedWeight& w, const std::vector<int64_t>& offsets) {
-  const int64_t rows = w.rows(), width = padded(w.columns());
+  const int64_t rows = w.rows();
   const Tensor input = activations(x, w.columns());
   Tensor y = at::empty({x.size(0), rows}, input.options());
   constexpr int64_t kBlock = 96;
@@ -117,15 +120,16 @@ Tensor grouped(const Tensor& x, const NestedWeight& w, const std::vector<int64_t
     const auto [expert, row] = tasks[task];
     const int64_t begin = offsets[expert];
     const dps::Gemm gemm{w.matrix(expert),
-                         input.const_data_ptr<float>() + begin * width,
-                         width,
+                         input.const_data_ptr<float>() + begin * input.size(1),
+                         padded(w.columns()),
+                         input.size(1),
                          offsets[expert + 1] - begin,
                          nullptr,
                          y.mutable_data_ptr<float>() + begin * rows,
                          dps::Dtype::Fp32,
                          rows};
     dps::kernels().gemm(gemm, row, std::min(row + kBlock, rows),
-                        scratch(dps::panel_rows(width) * width));
+                        scratch(dps::gemm_scratch(gemm.tokens)));
   });
   return y;
 }

@@ -2,7 +2,7 @@
 // including this file. Internal linkage throughout, see scalar.h.
 //
 // Few tokens: weights are decoded in registers and used at once; the weight bytes are the only
-// traffic. Many tokens: a panel of rows is decoded to float32 in the L2 cache and reused by all of
+// traffic. Many tokens: a chunk of rows is decoded to float32 in the L1 cache and reused by all of
 // them. Both add the products of one output in the same order, so a token's result does not depend
 // on how many others share its batch.
 #pragma once
@@ -12,7 +12,6 @@ namespace dps {
 namespace {
 
 constexpr int kVectors = kStep / V::width;
-constexpr int64_t kDirectTokens = 4;  // up to here decoding in registers wins
 
 constexpr bool is_nested(Codec codec) { return codec != Codec::Fp16 && codec != Codec::Bf16; }
 constexpr int64_t element_bytes(Codec codec) { return is_nested(codec) ? 1 : 2; }
@@ -81,7 +80,7 @@ void direct_tile(const Gemm& g, int64_t token, int64_t row) {
     for (auto& sum : of_token) sum = V::zero();
   Row<C> rows[NR];
   for (int n = 0; n < NR; ++n) rows[n].open(g.w, row + n);
-  const float* x = g.x + token * g.padded;
+  const float* x = g.x + token * g.x_stride;
   const int64_t ahead = NR * g.w.columns * element_bytes(C);
   for (int64_t k = 0; k < g.w.columns; k += kStep) {
 #pragma GCC unroll 8
@@ -92,7 +91,7 @@ void direct_tile(const Gemm& g, int64_t token, int64_t row) {
       for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 8
         for (int m = 0; m < MR; ++m)
-          sums[m][n] = V::fma(w[v], V::load(x + m * g.padded + k + v * V::width), sums[m][n]);
+          sums[m][n] = V::fma(w[v], V::load(x + m * g.x_stride + k + v * V::width), sums[m][n]);
     }
   }
   finish<MR, NR>(g, token, row, sums);
@@ -105,50 +104,110 @@ void direct_rows(const Gemm& g, int64_t token, int64_t first, int64_t last) {
   for (; row < last; ++row) direct_tile<C, MR, 1>(g, token, row);
 }
 
+// Sums that wait in memory between chunks of columns: one vector for each token and row.
+struct Sums {
+  float* memory;
+
+  float* of(int64_t row, int64_t token) const {
+    return memory + (token * kGroupRows + row) * V::width;
+  }
+};
+
+// Adds the products of `depth` columns from `x` and `w` on; w has rows of kDepth floats.
 template <int MR, int NR>
-void panel_tile(const Gemm& g, int64_t token, int64_t row, const float* w) {
+void chunk_tile(const float* x, int64_t x_stride, const float* w, int64_t depth, bool begin,
+                const Sums& kept, int64_t row, int64_t token) {
   typename V::F sums[MR][NR];
-  for (auto& of_token : sums)
-    for (auto& sum : of_token) sum = V::zero();
-  const float* x = g.x + token * g.padded;
-  for (int64_t k = 0; k < g.padded; k += V::width) {
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 8
+    for (int n = 0; n < NR; ++n)
+      sums[m][n] = begin ? V::zero() : V::load(kept.of(row + n, token + m));
+  for (int64_t k = 0; k < depth; k += V::width) {
     typename V::F rows[NR];
 #pragma GCC unroll 8
-    for (int n = 0; n < NR; ++n) rows[n] = V::load(w + n * g.padded + k);
+    for (int n = 0; n < NR; ++n) rows[n] = V::load(w + n * kDepth + k);
 #pragma GCC unroll 8
     for (int m = 0; m < MR; ++m) {
-      const typename V::F activation = V::load(x + m * g.padded + k);
+      const typename V::F activation = V::load(x + m * x_stride + k);
 #pragma GCC unroll 8
       for (int n = 0; n < NR; ++n) sums[m][n] = V::fma(rows[n], activation, sums[m][n]);
     }
   }
-  finish<MR, NR>(g, token, row, sums);
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 8
+    for (int n = 0; n < NR; ++n) V::store(kept.of(row + n, token + m), sums[m][n]);
 }
 
 template <int MR>
-void panel_tokens(const Gemm& g, int64_t token, int64_t first, int64_t last, const float* panel) {
-  int64_t row = first;
-  for (; row + V::panel_tile_rows <= last; row += V::panel_tile_rows)
-    panel_tile<MR, V::panel_tile_rows>(g, token, row, panel + (row - first) * g.padded);
-  for (; row < last; ++row) panel_tile<MR, 1>(g, token, row, panel + (row - first) * g.padded);
+void chunk_rows(const float* x, int64_t x_stride, const float* w, int64_t rows, int64_t depth,
+                bool begin, const Sums& kept, int64_t row, int64_t token) {
+  int64_t n = 0;
+  for (; n + V::tile_rows <= rows; n += V::tile_rows)
+    chunk_tile<MR, V::tile_rows>(x, x_stride, w + n * kDepth, depth, begin, kept, row + n, token);
+  for (; n < rows; ++n)
+    chunk_tile<MR, 1>(x, x_stride, w + n * kDepth, depth, begin, kept, row + n, token);
 }
 
-template <Codec C>
-void decode_panel(const Gemm& g, int64_t first, int64_t last, float* panel) {
-  Row<C> source;
-  const int64_t ahead = g.w.columns * element_bytes(C);
-  for (int64_t row = first; row < last; ++row, panel += g.padded) {
-    source.open(g.w, row);
-    typename V::F w[kVectors];
-    for (int64_t k = 0; k < g.w.columns; k += kStep) {
-      source.decode(k, ahead, w);
-      for (int v = 0; v < kVectors; ++v) V::store(panel + k + v * V::width, w[v]);
-    }
+template <int MR>
+void finish_rows(const Gemm& g, int64_t first, int64_t last, const Sums& kept, int64_t begin,
+                 int64_t token) {
+  for (int64_t row = first; row < last; ++row) {
+    typename V::F sums[MR][1];
+    for (int m = 0; m < MR; ++m) sums[m][0] = V::load(kept.of(row - first, token + m));
+    finish<MR, 1>(g, begin + token, row, sums);
   }
 }
 
+// Calls `use` with the tokens in fours, then with the rest: use.operator()<MR>(token).
+template <typename Use>
+void in_fours(int64_t tokens, Use use) {
+  int64_t token = 0;
+  for (; token + 4 <= tokens; token += 4) use.template operator()<4>(token);
+  switch (tokens - token) {
+    case 1: return use.template operator()<1>(token);
+    case 2: return use.template operator()<2>(token);
+    case 3: return use.template operator()<3>(token);
+    default: return;
+  }
+}
+
+// A chunk of kChunkRows x kDepth weights lies in the L1 cache and is used by all tokens; the same
+// columns of their activations, and the sums of kGroupRows rows, lie in the L2 cache.
 template <Codec C>
-void gemm_codec(const Gemm& g, int64_t first, int64_t last, float* panel) {
+void chunked_rows(const Gemm& g, int64_t first, int64_t last, int64_t begin, int64_t tokens,
+                  float* scratch) {
+  float* const weights = scratch;
+  const Sums kept{scratch + kChunkRows * kDepth};
+  const int64_t ahead = kChunkRows * g.w.columns * element_bytes(C);
+  for (int64_t k = 0; k < g.padded; k += kDepth) {
+    const int64_t depth = smaller(kDepth, g.padded - k);
+    for (int64_t row = first; row < last; row += kChunkRows) {
+      const int64_t rows = smaller(kChunkRows, last - row);
+      for (int64_t n = 0; n < rows; ++n) {
+        Row<C> source;
+        source.open(g.w, row + n);
+        for (int64_t i = 0; i < depth; i += kStep) {
+          typename V::F w[kVectors];
+          source.decode(k + i, ahead, w);
+          for (int v = 0; v < kVectors; ++v)
+            V::store(weights + n * kDepth + i + v * V::width, w[v]);
+        }
+      }
+      in_fours(tokens, [&]<int MR>(int64_t token) {
+        chunk_rows<MR>(g.x + (begin + token) * g.x_stride + k, g.x_stride, weights, rows, depth, k == 0,
+                       kept, row - first, token);
+      });
+    }
+  }
+  in_fours(tokens, [&]<int MR>(int64_t token) {
+    finish_rows<MR>(g, first, last, kept, begin, token);
+  });
+}
+
+template <Codec C>
+void gemm_codec(const Gemm& g, int64_t first, int64_t last, float* scratch) {
   switch (g.tokens <= kDirectTokens ? g.tokens : 0) {
     case 1: return direct_rows<C, 1, 4>(g, 0, first, last);
     case 2: return direct_rows<C, 2, 2>(g, 0, first, last);
@@ -156,29 +215,21 @@ void gemm_codec(const Gemm& g, int64_t first, int64_t last, float* panel) {
     case 4: return direct_rows<C, 4, 2>(g, 0, first, last);
     default: break;
   }
-  const int64_t block = panel_rows(g.padded);
-  for (int64_t begin = first; begin < last; begin += block) {
-    const int64_t end = begin + block < last ? begin + block : last;
-    decode_panel<C>(g, begin, end, panel);
-    int64_t token = 0;
-    for (; token + 4 <= g.tokens; token += 4) panel_tokens<4>(g, token, begin, end, panel);
-    switch (g.tokens - token) {
-      case 1: panel_tokens<1>(g, token, begin, end, panel); break;
-      case 2: panel_tokens<2>(g, token, begin, end, panel); break;
-      case 3: panel_tokens<3>(g, token, begin, end, panel); break;
-      default: break;
-    }
+  for (int64_t begin = 0; begin < g.tokens; begin += kManyTokens) {
+    const int64_t tokens = smaller(kManyTokens, g.tokens - begin);
+    for (int64_t row = first; row < last; row += kGroupRows)
+      chunked_rows<C>(g, row, smaller(row + kGroupRows, last), begin, tokens, scratch);
   }
 }
 
-void gemm(const Gemm& g, int64_t first, int64_t last, float* panel) {
+void gemm(const Gemm& g, int64_t first, int64_t last, float* scratch) {
   switch (g.w.codec) {
-    case Codec::E4m3Full: return gemm_codec<Codec::E4m3Full>(g, first, last, panel);
-    case Codec::E4m3Fast: return gemm_codec<Codec::E4m3Fast>(g, first, last, panel);
-    case Codec::E5m2Full: return gemm_codec<Codec::E5m2Full>(g, first, last, panel);
-    case Codec::E5m2Fast: return gemm_codec<Codec::E5m2Fast>(g, first, last, panel);
-    case Codec::Fp16: return gemm_codec<Codec::Fp16>(g, first, last, panel);
-    case Codec::Bf16: return gemm_codec<Codec::Bf16>(g, first, last, panel);
+    case Codec::E4m3Full: return gemm_codec<Codec::E4m3Full>(g, first, last, scratch);
+    case Codec::E4m3Fast: return gemm_codec<Codec::E4m3Fast>(g, first, last, scratch);
+    case Codec::E5m2Full: return gemm_codec<Codec::E5m2Full>(g, first, last, scratch);
+    case Codec::E5m2Fast: return gemm_codec<Codec::E5m2Fast>(g, first, last, scratch);
+    case Codec::Fp16: return gemm_codec<Codec::Fp16>(g, first, last, scratch);
+    case Codec::Bf16: return gemm_codec<Codec::Bf16>(g, first, last, scratch);
   }
 }
 

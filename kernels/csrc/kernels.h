@@ -23,18 +23,32 @@ struct Weight {
 };
 
 // y[m, n] = sum_k x[m, k] * w[n, k] + bias[n], accumulated in float32.
-// x has rows of `padded` floats, zero from `columns` up to the next multiple of kStep.
+// x has rows of `padded` floats, zero from `columns` on, every `x_stride` floats.
 // Every output is summed in one fixed order, whatever the number of tokens in the call.
 struct Gemm {
   Weight w;
   const float* x;
   int64_t padded;
+  int64_t x_stride;
   int64_t tokens;
   const float* bias;
   void* y;
   Dtype y_dtype;
   int64_t y_stride;
 };
+
+constexpr int64_t kDirectTokens = 4;  // up to here decoding row-major weights in registers wins
+
+// What a row-major GEMM of many tokens has at hand: weights decoded at once, rows and columns, and
+// the rows and tokens whose sums wait for further columns.
+constexpr int64_t kChunkRows = 6, kDepth = 1024;
+constexpr int64_t kGroupRows = 36, kManyTokens = 128;
+
+constexpr int64_t gemm_scratch(int64_t tokens) {
+  constexpr int64_t widest = 16;  // floats of a vector
+  return kChunkRows * kDepth +
+         kGroupRows * widest * (tokens < kManyTokens ? tokens : kManyTokens);
+}
 
 // A run of `blocks` blocks of elements stored as [columns / interleave][rows][interleave].
 struct Packed {
@@ -97,18 +111,12 @@ struct PackedKernels {
 
 struct Kernels {
   const char* name;
-  // Computes weight rows [first, last); `panel` is scratch of panel_rows() * padded floats.
-  void (*gemm)(const Gemm&, int64_t first, int64_t last, float* panel);
+  // Computes weight rows [first, last); `scratch` has gemm_scratch() floats.
+  void (*gemm)(const Gemm&, int64_t first, int64_t last, float* scratch);
   // Decodes one block of `rows` rows to 16 bits; `scales` is scratch of rows * interleave floats.
   void (*decode)(const Packed&, float* scales);
   const PackedKernels* packed;  // or null
 };
-
-// Rows decoded at once when there are many tokens: the panel stays in the L2 cache.
-constexpr int64_t panel_rows(int64_t padded) {
-  const int64_t rows = (48 << 10) / padded / 12 * 12;
-  return rows < 12 ? 12 : rows > 96 ? 96 : rows;
-}
 
 const Kernels& portable_kernels();
 const Kernels& avx2_kernels();

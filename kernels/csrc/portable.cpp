@@ -6,7 +6,7 @@ namespace {
 
 struct V {
   static constexpr int width = 8;
-  static constexpr int panel_tile_rows = 2;
+  static constexpr int tile_rows = 2;
 
   typedef float F __attribute__((vector_size(32)));
 
