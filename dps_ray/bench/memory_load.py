@@ -52,7 +52,7 @@ class LoadSamples:
 
 def measure_load(rig: MemoryRig, rounds: int) -> LoadSamples:
     """Run one window of each kind a round, in turning order, until enough were undisturbed or
-    twice as many have run.
+    half as many again have run.
 
     A period is the forward pass and the end of its step: what the memory does between two steps
     counts. All windows begin alike, with all units lent and written.
@@ -71,7 +71,7 @@ def measure_load(rig: MemoryRig, rounds: int) -> LoadSamples:
 
     for _ in range(WARM_STEPS):
         step()
-    while samples.undisturbed < rounds and len(samples.disturbed) < 2 * rounds:
+    while samples.undisturbed < rounds and len(samples.disturbed) < 1.5 * rounds:
         number = len(samples.disturbed)
         watch = _ForeignWork()
         shift = number % len(WINDOWS)
