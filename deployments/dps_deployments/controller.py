@@ -20,15 +20,17 @@ from ray import serve
 
 from dps_deployments.admin import require_token
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
+from dps_deployments.explanations import Explanations
 from dps_ray.config import DpsConfigError
 from dps_ray.fleet.aggregate import FleetAggregate
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.orders import FLEET
 from dps_ray.fleet.publication import ControllerOptions, Publication, parse_controller_options
 from dps_ray.fleet.snapshot import FreshnessOptions
 from dps_ray.fleet.state import ReplicaState
 from dps_ray.fleet.tally import RouterReport
-from dps_ray.modes import Pin
+from dps_ray.modes import Floor, Pin
 
 MAX_WAIT_S = 30.0
 DEFAULT_HOLD_S = 60.0
@@ -60,6 +62,7 @@ class FleetController:
         )
         self._changed = asyncio.Event()
         self._listeners = 0
+        self._explanations = Explanations(self._coordinator)
 
     def reconfigure(self, user_config: Any) -> None:
         """Apply the operator's ``user_config``; routers have it at their next answer.
@@ -93,9 +96,11 @@ class FleetController:
             self._wake_listeners()
         return reply.model_dump(mode="json")
 
-    async def report_router(self, report: dict[str, Any]) -> None:
-        """Take in one ``RouterReport`` in JSON form."""
-        self._coordinator.routers.note(RouterReport.model_validate(report))
+    async def report_router(self, report: dict[str, Any]) -> dict[str, Any]:
+        """Take in one ``RouterReport`` in JSON form; the answer names requests to look up."""
+        taken, wanted = self._explanations.take(RouterReport.model_validate(report))
+        self._coordinator.routers.note(taken)
+        return {"wanted": wanted}
 
     async def listen(self, version: int | None, timeout_s: float) -> dict[str, Any] | None:
         """Answer with a ``Publication`` as soon as its version is not ``version``.
@@ -157,6 +162,24 @@ class FleetController:
             ],
             "replicas": [entry.model_dump(mode="json") for entry in snapshot.entries],
         }
+
+    @status_api.get("/explain")
+    async def explain(
+        self,
+        floor: Floor = Floor.ANY,
+        session: str | None = None,
+        policy: str | None = None,
+        application: str | None = None,
+        replica: str | None = None,
+        request: str | None = None,
+    ) -> dict[str, Any]:
+        """Why such a request would go where, or why one went where it did; read-only."""
+        if request is not None:
+            return await self._explanations.did(request, replica=replica)
+        ask = Ask(floor=floor, session=session)
+        return self._explanations.would(
+            ask, application=application, policy=policy, replica=replica
+        )
 
     @status_api.put("/admin/pins/{target}")
     async def pin(

@@ -59,15 +59,17 @@ class ControllerClient:
         answer = await self._call("listen", version, wait_s, timeout_s=wait_s + CALL_TIMEOUT_S)
         return answer if answer is None else dict(answer)
 
-    async def report_router(self, report: dict[str, Any]) -> None:
-        """Push one ``RouterReport`` in JSON form.
+    async def report_router(self, report: dict[str, Any]) -> list[str]:
+        """Push one ``RouterReport`` in JSON form and return the requests to be looked up.
 
         Raises
         ------
         ControllerUnavailableError
             The controller did not take it.
         """
-        await self._call("report_router", report, timeout_s=CALL_TIMEOUT_S)
+        answer = await self._call("report_router", report, timeout_s=CALL_TIMEOUT_S)
+        # A controller of an older release answers nothing.
+        return list((answer or {}).get("wanted", ()))
 
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         try:

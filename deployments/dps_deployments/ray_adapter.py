@@ -33,6 +33,7 @@ __all__ = [
     "RequestRouter",
     "RunningReplica",
     "WrappedApp",
+    "client_request_id",
     "deployed_replicas",
     "end_with",
     "engine_client",
@@ -125,6 +126,11 @@ async def resolve_method(app: str, deployment: str, method: str) -> DeploymentHa
 def request_id(pending_request: PendingRequest) -> str:
     """Name of a request, the same in every hook of a router."""
     return str(pending_request.metadata.internal_request_id)
+
+
+def client_request_id(pending_request: PendingRequest) -> str:
+    """Name of a request for its client: the header ``X-Request-ID``; the same at each new try."""
+    return str(pending_request.metadata.request_id)
 
 
 def kept_with(pending_request: PendingRequest, make: Callable[[], T]) -> T:

@@ -6,7 +6,6 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -20,13 +19,14 @@ from dps_deployments.controller_client import (
     ControllerUnavailableError,
 )
 from dps_deployments.hints import from_stats
+from dps_deployments.placing import Placing, placing_of
 from dps_deployments.ray_adapter import (
     PendingRequest,
     ReplicaID,
     RequestRouter,
     RunningReplica,
+    client_request_id,
     end_with,
-    kept_with,
     node_id,
     request_id,
     routing_stats,
@@ -37,9 +37,8 @@ from dps_deployments.refusals import (
     no_replica,
     precision_unavailable,
 )
-from dps_deployments.requests import ask_of, leave_wait
+from dps_deployments.requests import leave_wait
 from dps_ray.fleet.admission import DrainRate, retry_after_s
-from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.publication import Publication
 from dps_ray.fleet.routing import Peer
 from dps_ray.fleet.view import FleetView
@@ -53,19 +52,6 @@ RANKS = 16
 """Replicas offered to one request at a time."""
 
 logger = logging.getLogger("ray.serve")
-
-
-@dataclass(eq=False)
-class _Placing:
-    """One request on its way to a replica."""
-
-    ask: Ask
-    offered: bool = False
-    """Some replica has been chosen for it."""
-
-
-def _placing_of(pending_request: PendingRequest) -> _Placing:
-    return kept_with(pending_request, lambda: _Placing(ask_of(pending_request)))
 
 
 class DpsRouter(RequestRouter):
@@ -96,14 +82,14 @@ class DpsRouter(RequestRouter):
         self._client = ControllerClient(
             controller_app, caller=f"router of {self.app_name} ({revision})"
         )
-        self._held: WeakSet[_Placing] = WeakSet()
+        self._held: WeakSet[Placing] = WeakSet()
         self._drain = DrainRate()
         self._router_id = uuid.uuid4().hex[:12]
         self._tasks: list[asyncio.Task[None]] = []
         self._by_id: dict[str, RunningReplica] = {}
         self._dead: set[ReplicaID] = set()
         """Found dead, and not yet withdrawn by Serve."""
-        self._offer_changed = asyncio.Event()
+        self._report_due = asyncio.Event()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take over Serve's replica set; the first call starts listening to the controller.
@@ -127,7 +113,7 @@ class DpsRouter(RequestRouter):
         before = self._by_id.keys()
         self._by_id = {replica.replica_id.unique_id: replica for replica in replicas}
         if self._by_id.keys() != before:
-            self._offer_changed.set()
+            self._report_due.set()
         peers = [
             Peer(
                 replica_id=replica.replica_id.unique_id,
@@ -168,16 +154,18 @@ class DpsRouter(RequestRouter):
         if pending_request.future.done():
             return self._released()
         try:
-            placing = _placing_of(pending_request)
+            placing = placing_of(pending_request)
         except RefusalError as error:
             return self._refuse(pending_request, error)
         ask = placing.ask
         name = request_id(pending_request)
-        decision = self._view.decide(now_s, ask, limit=RANKS)
+        decision = self._view.decide(
+            now_s, ask, limit=RANKS, request_id=client_request_id(pending_request)
+        )
         insists = ask.floor is Floor.FULL
         # One that insists waits no longer for a place in full mode than for the mode itself.
         if not decision.order or (insists and placing.offered):
-            refusal = self._overdue(pending_request, ask, now_s)
+            refusal = self._overdue(pending_request, placing, now_s)
             if refusal is not None:
                 return self._refuse(pending_request, refusal)
         if decision.order:
@@ -185,7 +173,8 @@ class DpsRouter(RequestRouter):
             placing.offered = True
             if insists:
                 waited_s = time.time() - pending_request.created_at
-                leave_wait(pending_request.args[0], self._longest_wait_s(ask) - waited_s)
+                longest_s = placing.longest_wait_s(self._view.admission)
+                leave_wait(pending_request.args[0], longest_s - waited_s)
         if insists or not decision.order:
             self._held.add(placing)
         else:
@@ -201,10 +190,11 @@ class DpsRouter(RequestRouter):
         now_s = time.monotonic()
         # Acceptances are what empties the queue. Ends would count refusals of full replicas too.
         self._drain.note(now_s)
-        placing = _placing_of(pending_request)
+        placing = placing_of(pending_request)
         self._held.discard(placing)
         name = request_id(pending_request)
         self._view.accept(name, replica_id.unique_id, now_s, placing.ask)
+        self._view.tally.accepted(client_request_id(pending_request), replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """The request has left the replica: answered, failed, cancelled or refused."""
@@ -225,23 +215,16 @@ class DpsRouter(RequestRouter):
         return int(super().max_num_routing_tasks) + len(self._held)
 
     def _overdue(
-        self, pending_request: PendingRequest, ask: Ask, now_s: float
+        self, pending_request: PendingRequest, placing: Placing, now_s: float
     ) -> RefusalError | None:
         """The refusal of a request that no replica can serve now and that may wait no longer."""
+        options = self._view.admission
         waited_s = time.time() - pending_request.created_at
-        if waited_s < self._longest_wait_s(ask):
+        if waited_s < placing.longest_wait_s(options):
             return None
-        options = self._view.admission
         later_s = retry_after_s(options, self.num_pending_requests, self._drain.per_s(now_s))
-        refusal = precision_unavailable if ask.floor is Floor.FULL else no_replica
+        refusal = precision_unavailable if placing.ask.floor is Floor.FULL else no_replica
         return refusal(waited_s, later_s)
-
-    def _longest_wait_s(self, ask: Ask) -> float:
-        options = self._view.admission
-        if ask.floor is Floor.FULL:
-            return options.longest_full_wait_s(ask.wait_s)
-        limit_s = options.no_replica_wait_s
-        return limit_s if ask.wait_s is None else min(limit_s, ask.wait_s)
 
     def _refuse(
         self, pending_request: PendingRequest, error: Exception
@@ -265,8 +248,8 @@ class DpsRouter(RequestRouter):
         for pending_request in unplaced(self):
             error: RefusalError | None
             try:
-                ask = _placing_of(pending_request).ask
-                error = self._overdue(pending_request, ask, time.monotonic())
+                placing = placing_of(pending_request)
+                error = self._overdue(pending_request, placing, time.monotonic())
             except RefusalError as refusal:
                 error = refusal
             if error is not None:
@@ -296,9 +279,11 @@ class DpsRouter(RequestRouter):
 
     async def _report(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._offer_changed.wait(), REPORT_PERIOD_S)
-        self._offer_changed.clear()
+            await asyncio.wait_for(self._report_due.wait(), REPORT_PERIOD_S)
+        self._report_due.clear()
         # An outage is the listener's to notice and to log.
         with contextlib.suppress(ControllerUnavailableError):
             report = self._view.report(self._router_id, self.app_name)
-            await self._reporter.report_router(report.model_dump(mode="json"))
+            wanted = await self._reporter.report_router(report.model_dump(mode="json"))
+            if self._view.tally.look_up(wanted):
+                self._report_due.set()

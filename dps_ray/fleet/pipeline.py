@@ -7,9 +7,9 @@ import numpy as np
 
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.columns import Columns, FloatArray, TierArray
+from dps_ray.fleet.decision import Decision, Line
 from dps_ray.fleet.filters import Filter
 from dps_ray.fleet.pickers import Picker, Probe
-from dps_ray.fleet.routing import Decision, Reason, Term, Tier
 from dps_ray.fleet.scorers import Matches, Scorer, SteadyScorer
 from dps_ray.modes import Floor
 
@@ -19,6 +19,8 @@ class _Static:
     """What holds for every request of one floor until the columns change."""
 
     tiers: TierArray
+    verdicts: tuple[tuple[str, TierArray], ...]
+    lines: tuple[Line, ...]
     bases: FloatArray
     slopes: FloatArray
 
@@ -54,15 +56,7 @@ class Pipeline:
         self._kept: dict[Floor, _Static] = {}
         self._kept_for: tuple[Columns, int] | None = None
 
-    def decide(
-        self,
-        columns: Columns,
-        ask: Ask,
-        matches: Matches,
-        *,
-        limit: int,
-        explain: bool = False,
-    ) -> Decision:
+    def decide(self, columns: Columns, ask: Ask, matches: Matches, *, limit: int) -> Decision:
         """Order the best ``limit`` replicas for one request.
 
         Parameters
@@ -75,10 +69,9 @@ class Pipeline:
             Prefixes cached by replica.
         limit
             Most replicas in the answer.
-        explain
-            Give the reasons of every candidate too; takes about a microsecond for each.
         """
-        tiers, costs = self.costs(columns, ask, matches)
+        static, costs, live = self._costs(columns, ask, matches)
+        tiers = static.tiers
         rows = self._picker.pick(tiers, costs, limit, self._rng)
         probed = self._probe.choose(tiers, self._rng) if ask.floor is Floor.ANY else None
         if probed is not None:
@@ -87,43 +80,31 @@ class Pipeline:
         return Decision(
             order=tuple(ids[row] for row in rows.tolist()),
             probe=probed is not None,
-            reasons=self.reasons(columns, ask, matches) if explain else None,
+            candidates=ids,
+            tiers=tiers,
+            verdicts=static.verdicts,
+            lines=(*static.lines, *live),
+            open_requests=columns.open_requests.copy(),
         )
 
     def costs(self, columns: Columns, ask: Ask, matches: Matches) -> tuple[TierArray, FloatArray]:
         """Tier and cost of every candidate."""
+        static, costs, _ = self._costs(columns, ask, matches)
+        return static.tiers, costs
+
+    def _costs(
+        self, columns: Columns, ask: Ask, matches: Matches
+    ) -> tuple[_Static, FloatArray, list[Line]]:
         static = self._static(columns, ask)
         costs = static.slopes * columns.open_requests
         costs += static.bases
+        lines = []
         for scorer in self._live:
             values = scorer.values(columns, ask, static.tiers, matches)
             if values is not None:
                 costs += scorer.weight * values
-        return static.tiers, costs
-
-    def reasons(self, columns: Columns, ask: Ask, matches: Matches) -> tuple[Reason, ...]:
-        """Filters and terms of every candidate, best first."""
-        verdicts = [(rule.name, rule.tiers(columns, ask)) for rule in self._filters]
-        tiers = self._static(columns, ask).tiers
-        parts = []
-        for scorer in self._scorers:
-            values = scorer.values(columns, ask, tiers, matches)
-            if values is not None:
-                parts.append((scorer, values))
-        reasons = [
-            Reason(
-                replica_id=replica_id,
-                tier=Tier(int(tiers[row])),
-                demoted_by=tuple(
-                    (name, Tier(int(levels[row]))) for name, levels in verdicts if levels[row]
-                ),
-                terms=tuple(
-                    Term(scorer.name, float(values[row]), scorer.weight) for scorer, values in parts
-                ),
-            )
-            for row, replica_id in enumerate(columns.ids)
-        ]
-        return tuple(sorted(reasons, key=lambda reason: (reason.tier, reason.cost)))
+                lines.append(Line(scorer.name, scorer.weight, values))
+        return static, costs, lines
 
     def _static(self, columns: Columns, ask: Ask) -> _Static:
         if self._kept_for != (columns, columns.version):
@@ -132,13 +113,17 @@ class Pipeline:
         kept = self._kept.get(ask.floor)
         if kept is None:
             tiers = np.zeros(len(columns), dtype=np.int8)
-            for rule in self._filters:
-                np.maximum(tiers, rule.tiers(columns, ask), out=tiers)
+            verdicts = tuple((rule.name, rule.tiers(columns, ask)) for rule in self._filters)
+            for _, levels in verdicts:
+                np.maximum(tiers, levels, out=tiers)
             bases, slopes = np.zeros(len(columns)), np.zeros(len(columns))
+            lines = []
             for scorer in self._steady:
                 base, slope = scorer.line(columns, tiers)
                 bases += scorer.weight * base
                 if slope is not None:
                     slopes += scorer.weight * slope
-            kept = self._kept[ask.floor] = _Static(tiers, bases, slopes)
+                lines.append(Line(scorer.name, scorer.weight, base, slope))
+            kept = _Static(tiers, verdicts, tuple(lines), bases, slopes)
+            self._kept[ask.floor] = kept
         return kept

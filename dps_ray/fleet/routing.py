@@ -1,4 +1,4 @@
-"""Words of a routing decision: tiers, reasons, and the decision itself."""
+"""Words of a routing decision: tiers, reasons, and the replicas to choose among."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -67,15 +67,3 @@ class Reason:
     def cost(self) -> float:
         """Sum of the terms; lower is better within a tier."""
         return sum(term.cost for term in self.terms)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Replicas for one request, most wanted first."""
-
-    order: tuple[str, ...]
-    """At most as many as were asked for; empty when every replica is excluded."""
-    probe: bool = False
-    """The first replica was taken to learn about it, against the order of the others."""
-    reasons: tuple[Reason, ...] | None = None
-    """Of every candidate, best tier and lowest cost first; only where asked for."""

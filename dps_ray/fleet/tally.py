@@ -1,20 +1,18 @@
 """What one router has decided: counts, a recent example with its reasons, and the dry run."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.columns import Columns
+from dps_ray.fleet.decision import Decision
 from dps_ray.fleet.pipeline import Pipeline
 from dps_ray.fleet.policies import Policy
-from dps_ray.fleet.routing import Decision, Reason
+from dps_ray.fleet.recent import Kept, RecentDecisions, Told
 from dps_ray.fleet.scorers import Matches
-from dps_ray.modes import Floor
-
-EXAMPLE_CANDIDATES = 8
 
 
 class DryRun(BaseModel):
@@ -44,20 +42,6 @@ class DryRunFigures(BaseModel):
     """The dry-run policy's opinion of the live picks; never below 0."""
 
 
-class Example(BaseModel):
-    """One decision with its reasons."""
-
-    time_s: float
-    """Wall clock, seconds since the epoch."""
-    floor: Floor
-    session: bool
-    prefix_chunks: int
-    order: tuple[str, ...]
-    probe: bool
-    reasons: tuple[Reason, ...]
-    """Of the best candidates."""
-
-
 class RouterReport(BaseModel):
     """What a router tells the controller about itself, about once a second."""
 
@@ -81,7 +65,10 @@ class RouterReport(BaseModel):
     picks: dict[str, int] = {}
     """First choices by replica since the router started."""
     dry_run: DryRunFigures | None = None
-    example: Example | None = None
+    example: Told | None = None
+    """The first decision since the last report, cut to the best and some left out."""
+    found: tuple[Told, ...] = ()
+    """Decisions that somebody has asked for."""
 
 
 class RouterTally:
@@ -98,12 +85,14 @@ class RouterTally:
         self._decisions = self._probes = self._blind = self._unplaced = 0
         self._picks: dict[str, int] = {}
         self._figures: DryRunFigures | None = None
-        self._example: Example | None = None
-        self.wants_example = True
-        """The next decision should come with its reasons."""
+        self._example: Kept | None = None
+        self._recent = RecentDecisions()
+        self._found: list[Told] = []
 
-    def note(self, decision: Decision, ask: Ask, blind: bool) -> None:
-        """Count a decision."""
+    def note(
+        self, decision: Decision, ask: Ask, *, policy: str, blind: bool, request_id: str | None
+    ) -> None:
+        """Count and keep a decision."""
         self._decisions += 1
         self._probes += decision.probe
         self._blind += blind
@@ -111,17 +100,20 @@ class RouterTally:
             self._picks[decision.order[0]] = self._picks.get(decision.order[0], 0) + 1
         else:
             self._unplaced += 1
-        if decision.reasons is not None:
-            self.wants_example = False
-            self._example = Example(
-                time_s=self._wall_clock(),
-                floor=ask.floor,
-                session=ask.session is not None,
-                prefix_chunks=len(ask.prefix),
-                order=decision.order[:EXAMPLE_CANDIDATES],
-                probe=decision.probe,
-                reasons=decision.reasons[:EXAMPLE_CANDIDATES],
-            )
+        kept = Kept(self._wall_clock(), policy, ask, decision)
+        self._example = self._example or kept
+        if request_id is not None:
+            self._recent.note(request_id, kept)
+
+    def accepted(self, request_id: str, replica_id: str) -> None:
+        """A replica has taken a request."""
+        self._recent.accepted(request_id, replica_id)
+
+    def look_up(self, request_ids: Iterable[str]) -> bool:
+        """Put the decisions about these requests into the next report; whether any is kept."""
+        found = [told for name in request_ids if (told := self._recent.find(name)) is not None]
+        self._found += found
+        return bool(found)
 
     def start_dry_run(self, policy: str | None) -> None:
         """Begin to compare with a policy, or stop comparing."""
@@ -165,9 +157,9 @@ class RouterTally:
         version: int | None,
         offered: tuple[str, ...],
     ) -> RouterReport:
-        """The counts, and the example since the last report; asks for a new one."""
+        """The counts, and the example and what was looked up since the last report."""
         example, self._example = self._example, None
-        self.wants_example = True
+        found, self._found = self._found, []
         return RouterReport(
             router_id=router_id,
             application=application,
@@ -181,7 +173,8 @@ class RouterTally:
             unplaced=self._unplaced,
             picks=dict(self._picks),
             dry_run=self._figures.model_copy() if self._figures is not None else None,
-            example=example,
+            example=example.brief() if example is not None else None,
+            found=tuple(found),
         )
 
     def retain(self, replica_ids: Collection[str]) -> None:

@@ -6,12 +6,13 @@ import numpy as np
 
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.columns import FAST, Columns
+from dps_ray.fleet.decision import Decision
 from dps_ray.fleet.in_flight import InFlight
 from dps_ray.fleet.pipeline import Pipeline
 from dps_ray.fleet.policies import Policy
 from dps_ray.fleet.prefixes import PrefixIndex
 from dps_ray.fleet.publication import ControllerOptions, Publication
-from dps_ray.fleet.routing import Decision, Hint, Peer
+from dps_ray.fleet.routing import Hint, Peer
 from dps_ray.fleet.snapshot import FreshnessOptions, Standing
 from dps_ray.fleet.table import StateTable
 from dps_ray.fleet.tally import DryRun, RouterReport, RouterTally
@@ -108,9 +109,12 @@ class FleetView:
             self._columns.note_queue_len(row, queue_len, now_s)
 
     def decide(
-        self, now_s: float, ask: Ask = NO_ASK, *, limit: int, explain: bool = False
+        self, now_s: float, ask: Ask = NO_ASK, *, limit: int, request_id: str | None = None
     ) -> Decision:
-        """Order the best ``limit`` replicas for one request; see ``Pipeline.decide``."""
+        """Order the best ``limit`` replicas for one request; see ``Pipeline.decide``.
+
+        ``request_id`` is the name by which somebody may ask about it later.
+        """
         for replica_id in self._in_flight.expire(now_s):
             self._recount(replica_id)
         if now_s >= self._next_change_s:
@@ -119,9 +123,10 @@ class FleetView:
             self._next_expiry_s = now_s + EXPIRY_PERIOD_S
             self._columns.forget_queue_lens(before_s=now_s - QUEUE_LEN_VALID_S)
         matches = self._prefixes.matches(ask.prefix) if ask.prefix else {}
-        explain = explain or self.tally.wants_example
-        decision = self._pipeline.decide(self._columns, ask, matches, limit=limit, explain=explain)
-        self.tally.note(decision, ask, blind=not self._columns.live.any())
+        decision = self._pipeline.decide(self._columns, ask, matches, limit=limit)
+        blind = not self._columns.live.any()
+        policy = self._policy.name
+        self.tally.note(decision, ask, policy=policy, blind=blind, request_id=request_id)
         dry_run, beside = self._dry_run, self._dry_pipeline
         if dry_run is not None and beside is not None and self._rng.random() < dry_run.share:
             self.tally.compare(decision, self._columns, ask, matches, self._pipeline, beside)

@@ -10,6 +10,7 @@ import pytest
 from dps_deployments.controller_client import CALL_TIMEOUT_S
 from dps_deployments.router import LISTEN_S
 
+from dps_ray.cli.main import main
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Pin
 
@@ -58,6 +59,30 @@ def test_live_policy_change_reaches_decisions_without_delay(fleet: Fleet) -> Non
     taken_s = until(lambda: fleet.ask(8)[victim] > 0)
     print(f"a new policy decides after {taken_s:.2f} s")
     assert taken_s < LISTEN_S / 2, "routers hear of it only when their calls run out"
+
+
+def test_operator_is_told_why_a_request_went_where_it_did(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim, other = fleet.pages
+    fleet.set(victim, RESTORING)
+    fleet.heard()
+    url, headers = fleet.cluster.url, {"X-Request-ID": "asked-about"}
+    httpx.get(f"{url}/cheap/", headers=headers, timeout=30.0).raise_for_status()
+
+    def told(*words: str) -> str:
+        assert main(["explain", "--url", f"{url}/dps", *words]) == 0
+        return capsys.readouterr().out
+
+    why = told("--request", "asked-about")
+    print(why)
+    assert f"taken by {other}" in why
+    assert f"{victim}  restoring" in why
+    assert "filter restoring puts it into tier restoring" in why
+    why = told("--application", "cheap", "--floor", "full", "--replica", victim)
+    print(why)
+    assert "a new request to cheap: floor full" in why
+    assert "gets nothing: left out by filter floor" in why
 
 
 def test_dry_run_policy_shows_its_regret_and_moves_no_request(fleet: Fleet) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps_ray.fleet.ask import Ask
+from dps_ray.fleet.decision import Decision
 from dps_ray.fleet.pickers import Probe
 from dps_ray.fleet.policies import (
     FullFirst,
@@ -18,7 +19,7 @@ from dps_ray.fleet.policies import (
     PowerOfTwo,
     RoundRobin,
 )
-from dps_ray.fleet.routing import Decision, Hint, Tier
+from dps_ray.fleet.routing import Hint, Tier
 from dps_ray.fleet.scorers import Headroom, Locality, Precision
 from dps_ray.fleet.state import Health
 from dps_ray.modes import Floor, Mode
@@ -90,9 +91,8 @@ def test_columns_equal_the_reference_that_looks_at_one_replica_at_a_time(
     chosen = FullFirst if full_first else ModeAware
     policy = chosen(probe=NO_PROBES, locality=Locality(weight=0.1))
     expected = reference.costs(policy, replicas, ask, matches, "here")
-    decision = decide(policy, *replicas, ask=ask, matches=matches, limit=limit, explain=True)
-    assert decision.reasons is not None
-    for reason in decision.reasons:
+    decision = decide(policy, *replicas, ask=ask, matches=matches, limit=limit)
+    for reason in decision.reasons():
         tier, cost = expected[reason.replica_id]
         assert reason.tier is tier
         assert reason.cost == pytest.approx(cost)
@@ -109,9 +109,8 @@ def test_columns_equal_the_reference_that_looks_at_one_replica_at_a_time(
 def test_every_usable_replica_is_ordered_once_and_no_other(
     policy: Policy, replicas: tuple[Given, ...], ask: Ask, limit: int
 ) -> None:
-    decision = decide(policy, *replicas, ask=ask, limit=limit, explain=True)
-    assert decision.reasons is not None
-    usable = {r.replica_id for r in decision.reasons if r.tier is not Tier.EXCLUDED}
+    decision = decide(policy, *replicas, ask=ask, limit=limit)
+    usable = {r.replica_id for r in decision.reasons() if r.tier is not Tier.EXCLUDED}
     assert set(decision.order) <= usable
     assert len(set(decision.order)) == len(decision.order) == min(limit, len(usable))
 
@@ -308,7 +307,7 @@ def test_equal_replicas_share_the_requests() -> None:
 def test_reasons_tell_the_filters_and_every_term_with_its_weight() -> None:
     replica = given_replica("a", mode=Mode.FAST, restoring=True, running=2, headroom_blocks=50)
     policy = ModeAware(headroom=Headroom(weight=2.0))
-    (reason,) = decide(policy, replica, explain=True).reasons or ()
+    (reason,) = decide(policy, replica).reasons()
     assert reason.tier is Tier.RESTORING
     assert reason.demoted_by == (("restoring", Tier.RESTORING),)
     terms = {term.scorer: (term.value, term.weight) for term in reason.terms}

@@ -45,7 +45,7 @@ def view_of(*replica_ids: str) -> FleetView:
 
 
 def reasons(view: FleetView, now_s: float) -> dict[str, Reason]:
-    found = view.decide(now_s, limit=9, explain=True).reasons or ()
+    found = view.decide(now_s, limit=9).reasons()
     return {reason.replica_id: reason for reason in found}
 
 
