@@ -13,6 +13,8 @@ from dps_ray.modes import Floor
 MAX_REQUESTS = 4096
 MAX_CANDIDATES = 2**18
 """Over all decisions kept, about 40 bytes each: 262 decisions among 1,000 replicas."""
+MAX_ID_CHARS = 128
+"""So much of a request's id is looked at: clients may choose them."""
 BRIEF = 8
 
 
@@ -87,6 +89,7 @@ class RecentDecisions:
 
     def note(self, request_id: str, kept: Kept) -> None:
         """Keep a decision; an earlier one for the same request is replaced and counted."""
+        request_id = request_id[:MAX_ID_CHARS]
         earlier = self._drop(request_id)
         if earlier is not None:
             kept.decisions += earlier.decisions
@@ -97,13 +100,13 @@ class RecentDecisions:
 
     def accepted(self, request_id: str, replica_id: str) -> None:
         """A replica has taken the request."""
-        kept = self._kept.get(request_id)
+        kept = self._kept.get(request_id[:MAX_ID_CHARS])
         if kept is not None:
             kept.accepted_by = replica_id
 
     def find(self, request_id: str) -> Told | None:
         """The decision about a request, if it is still kept."""
-        kept = self._kept.get(request_id)
+        kept = self._kept.get(request_id[:MAX_ID_CHARS])
         return None if kept is None else kept.told(request_id)
 
     def _drop(self, request_id: str) -> Kept | None:

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from dps_deployments import router as module
 from dps_deployments.beside import beside
 from dps_deployments.ray_adapter import PendingRequest, unplaced
 from dps_deployments.refusals import BadRequestError, NoReplicaError, PrecisionUnavailableError
-from dps_deployments.router import DpsRouter
+from dps_deployments.router import REPORT_PERIOD_S, DpsRouter
 from ray.serve._private.common import (
     DeploymentHandleSource,
     DeploymentID,
@@ -20,6 +20,7 @@ from ray.serve._private.common import (
 
 from dps_ray.fleet.admission import AdmissionOptions
 
+REPORT = DpsRouter._report
 DEPLOYMENT = DeploymentID(name="replicas", app_name="app")
 
 
@@ -91,6 +92,35 @@ def test_replica_that_a_call_found_dead_is_offered_no_longer(
         router.update_replicas([replicas[1], replica("next")])
         assert router._view.report("router", "app").offered == ("alive", "next")
         assert not router._dead
+
+    routed(monkeypatch, play)
+
+
+def test_router_tells_at_once_what_the_controller_wants_to_know_about_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Controller:
+        def __init__(self) -> None:
+            self.reports: list[dict[str, Any]] = []
+
+        async def report_router(self, report: dict[str, Any]) -> list[str]:
+            self.reports.append(report)
+            return ["r", "of another router"] if len(self.reports) == 1 else []
+
+    async def play(router: DpsRouter) -> None:
+        controller = router._reporter = cast(Any, Controller())
+        router.update_replicas([replica("a")])
+        asked = request("r")
+        await router._choose_replica_for_request(asked)
+        router.on_request_routed(asked, replica("a").replica_id, None)
+        async with asyncio.timeout(0.5 * REPORT_PERIOD_S):
+            await REPORT(router)
+            await REPORT(router)
+        first, second = controller.reports
+        assert first["found"] == []
+        (told,) = second["found"]
+        assert (told["request_id"], told["accepted_by"]) == ("r", "a")
+        assert [reason["replica_id"] for reason in told["reasons"]] == ["a"]
 
     routed(monkeypatch, play)
 

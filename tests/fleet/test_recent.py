@@ -80,6 +80,16 @@ def test_oldest_requests_are_forgotten_beyond_either_bound() -> None:
     assert [by_candidates.find(name) is not None for name in "xyz"] == [False, True, True]
 
 
+def test_long_id_that_a_client_chose_is_found_and_takes_no_more_memory() -> None:
+    recent = RecentDecisions()
+    recent.note("x" * 10_000, kept("a"))
+    recent.accepted("x" * 10_000, "a")
+    told = recent.find("x" * 10_000)
+    assert told is not None
+    assert told.accepted_by == "a"
+    assert max(map(len, recent._kept)) == 128
+
+
 def test_example_of_a_report_shows_the_best_and_some_of_those_left_out() -> None:
     columns = columns_of(
         *(given_replica(f"full{n}", running=n) for n in range(20)),
