@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from importlib.metadata import version
 from typing import Any
 
 from dps_autoscaling.signals import to_stats as to_stats_for_scaling
@@ -17,6 +16,7 @@ from dps_deployments.pinning import PinKeeper
 from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import engine_client, replica_identity, stop_flag
 from dps_deployments.reporter import report_forever
+from dps_deployments.revision import revision
 from dps_ray.config import parse_options
 from dps_ray.engine.admission import hook_front
 from dps_ray.engine.status_page import StatusPage
@@ -51,7 +51,7 @@ class DpsLLMServer(LLMServer):
         options = ServerFleetOptions(**self._llm_config.experimental_configs[FLEET_CONFIG_KEY])
         self._permits = ReplicaPermits(identity.replica_id, time.monotonic())
         self._page: StatusPage | None = None
-        self._probe = ReplicaProbe(identity, version("dps-ray"), self._permits, stop_flag())
+        self._probe = ReplicaProbe(identity, revision(), self._permits, stop_flag())
         client = ControllerClient(options.controller_app, caller=f"replica {identity.replica_id}")
         # The loop keeps only weak references to tasks.
         self._reports = asyncio.create_task(

@@ -29,6 +29,7 @@ pytestmark = [
 
 def state(replica_id: str, sequence: int, **changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
+        "code_version": "test",
         "health": Health.READY,
         "mode": Mode.FULL,
         "restoring": False,
@@ -49,7 +50,6 @@ def state(replica_id: str, sequence: int, **changes: Any) -> dict[str, Any]:
         sequence=sequence,
         sent_at_s=0.0,
         source=Source.ENGINE,
-        code_version="test",
         **values,
     ).model_dump(mode="json")
 
@@ -126,6 +126,10 @@ def test_page_shows_the_fleet_and_follows_it_by_itself(site: Site, window: Brows
     site.report("calm", 2, health=Health.DEAD, fault="the engine process has ended")
     window.until(f"document.querySelector(\"{row('calm')}\").innerText.includes('dead')")
     assert "1 of 2" in window.text("#summary").replace("\n", " ")
+    assert "versions" not in window.text("#summary")
+    site.report("next", 1, code_version="other")
+    window.until("document.querySelector('#summary').innerText.includes('2 versions')")
+    assert "other, test" in window.text("#summary")
 
 
 def test_page_explains_a_decision_of_a_router(site: Site, window: Browser) -> None:
