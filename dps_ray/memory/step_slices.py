@@ -56,6 +56,7 @@ class StepSlices:
         return max(rows, 0) * ROW_BYTES
 
     def copied(self, nbytes: int, seconds: float) -> None:
-        """Pay for a slice, and learn from it how fast the next one will be."""
+        """Pay for a slice, and learn from it how fast the next one will be; 0 bytes: a wait."""
         self._saved_s -= seconds
-        self._rate += _RATE_WEIGHT * (nbytes / max(seconds, 1e-9) - self._rate)
+        if nbytes:
+            self._rate += _RATE_WEIGHT * (nbytes / max(seconds, 1e-9) - self._rate)
