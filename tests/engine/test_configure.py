@@ -90,6 +90,10 @@ def test_engine_without_dps_is_left_alone(tiny: Any) -> None:
             {"additional_config": {"dps": {"low_watermark": 1.5}}},
             "additional_config.dps.low_watermark is 1.5: Input should be less than or equal to 1",
         ),
+        (
+            {"additional_config": {"dps": {"restore_cap_bytes_per_s": 1e6}}},
+            r"restore_cap_bytes_per_s .1e.06. must not be below restore_floor_bytes_per_s",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
