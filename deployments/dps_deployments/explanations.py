@@ -84,9 +84,8 @@ class Explanations:
         Raises
         ------
         HTTPException
-            404 when no router does, or for an unknown replica, 429 when asked too often.
+            404 when no router does, or for an unknown replica, 429 when too many ask at once.
         """
-        self._count()
         if len(self._wanted) >= MAX_WANTED:
             raise HTTPException(429, "others ask about requests: ask again", {"Retry-After": "3"})
         waiter = self._wanted.setdefault(request_id, asyncio.get_running_loop().create_future())
