@@ -114,6 +114,8 @@ def test_what_cannot_work_is_refused_in_one_line(
         ({"parallel_config.enable_eplb": True}, ["enable_eplb"]),
         ({"speculative_config": object()}, ["speculative_config"]),
         ({"kv_transfer_config": object()}, ["kv_transfer_config"]),
+        ({"offload_config.uva.cpu_offload_gb": 4.0}, ["cpu_offload_gb"]),
+        ({"offload_config.prefetch.offload_group_size": 8}, ["offload_group_size"]),
         ({"model_config.enable_sleep_mode": True}, ["enable_sleep_mode"]),
         ({"model_config.runner_type": "pooling"}, ["pooling model"]),
         (
