@@ -10,7 +10,7 @@ from ray.serve.llm import LLMServer
 
 from dps_deployments.controller_client import ControllerClient
 from dps_deployments.engine_gate import EngineGate
-from dps_deployments.hang_watch import HangWatch
+from dps_deployments.hang_watch import HangWatch, kill_engine
 from dps_deployments.hints import to_stats
 from dps_deployments.pinning import PinKeeper
 from dps_deployments.probe import ReplicaProbe
@@ -96,11 +96,12 @@ class DpsLLMServer(LLMServer):
         if self._probe.cause_of_death is None:
             try:
                 await super().check_health()
-                cause = self._hangs.look()
             except Exception as error:
-                cause = f"{type(error).__name__}: {error}"
-            if cause is not None:
-                self._probe.latch_death(cause)
+                self._probe.latch_death(f"{type(error).__name__}: {error}")
+            hang = self._hangs.look()
+            if hang is not None:
+                self._probe.latch_death(hang)
+                kill_engine()
         if self._probe.cause_of_death is not None:
             raise RuntimeError(f"engine is dead: {self._probe.cause_of_death}")
 
