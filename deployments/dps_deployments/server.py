@@ -20,6 +20,7 @@ from dps_deployments.revision import revision
 from dps_ray.config import parse_options
 from dps_ray.engine.admission import hook_front
 from dps_ray.engine.status_page import StatusPage
+from dps_ray.engine.warm_up import warm_up
 from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions
 from dps_ray.modes import Mode, Pin
@@ -61,6 +62,7 @@ class DpsLLMServer(LLMServer):
         hook_front()
         await super().start()
         engine = engine_client(self)
+        await warm_up(engine)
         engine_options = parse_options(engine.vllm_config.additional_config)
         self._pins = PinKeeper(engine_options.pin, self._push_pin)
         if engine_options.key is not None:
