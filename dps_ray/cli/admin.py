@@ -12,11 +12,13 @@ from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.fleet.orders import FLEET
+from dps_ray.fleet.publication import DEFAULT_ADMIN_PORT
 from dps_ray.modes import Pin
 from dps_ray.report import Report
 
 TOKEN_VARIABLE = "DPS_ADMIN_TOKEN"
 TIMEOUT_S = 10.0
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_ADMIN_PORT}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for sub in (pin, unpin, revoke):
         sub.add_argument(
             "--url",
-            default="http://127.0.0.1:8000/dps",
-            help="route of the controller's application (default: http://127.0.0.1:8000/dps)",
+            default=DEFAULT_URL,
+            help=f"where the controller takes admin calls: admin.host and admin.port of its "
+            f"user_config (default: {DEFAULT_URL})",
         )
         sub.add_argument(
             "--token-file",
@@ -102,7 +105,8 @@ def _call(args: argparse.Namespace, method: str, path: str, **query: Any) -> dic
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DpsConfigError(
-            f"--url is {args.url!r}: no controller answers there ({type(error).__name__}: {error})"
+            f"--url is {args.url!r}: no controller takes orders there ({type(error).__name__}: "
+            f"{error}); 'admin' in /dps/status says on which node, at which address, or why not"
         ) from None
     if not answer.is_success:
         raise DpsConfigError(
