@@ -145,13 +145,14 @@ def test_live_page_of_the_running_fleet_follows_it_in_a_browser(fleet: Fleet) ->
         fleet.set(victim, RESTORING)
         shows(victim, "restoring")
         fleet.heard()
-        fleet.ask(20)
-        window.until(
-            "document.querySelector('#routers').innerText.includes('least_pressure: agrees')"
-        )
-        window.until(
-            f"document.querySelector('#decision').innerText.includes('{other[:12]} (chosen)')"
-        )
+
+        def told(place: str, text: str) -> bool:
+            fleet.ask(2)
+            shown = window.run(f"document.querySelector('{place}').innerText.includes('{text}')")
+            return bool(shown)
+
+        until(lambda: told("#routers", "least_pressure: agrees"))
+        until(lambda: told("#decision", f"{other[:12]} (chosen)"))
         assert window.text("#connection") == "live"
         assert window.run("document.querySelector('#error').hidden")
     fleet.cluster.configure({})
