@@ -55,6 +55,8 @@ def check(arch, kind, tokens, fmt="e4m3", dtype=torch.float16, **shape):
     assert gemm.has(matrix_instruction(kind, arch))
     assert per_weight <= MOST_INTEGER_OPERATIONS[kind]
     assert gemm.shared_bytes <= arch.shared_bytes - 1024
+    # From this, `tiles.fill` knows how many programs are resident at once.
+    assert 0 <= gemm.shared_bytes - tile.shared_bytes(kind, arch) <= 128
     if gemm.has("HGMMA"):
         # Not one by one: the next is decoded and issued while the last runs.
         waits = sum(".DEPBAR" in i.suffix for i in gemm.loop.body if i.name == "WARPGROUP")
