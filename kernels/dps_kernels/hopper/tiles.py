@@ -29,7 +29,7 @@ class Tile(NamedTuple):
     """Parts of the sum over K, each a program; 0 fills the GPU."""
 
     def shared_bytes(self, kind: str, arch: Arch) -> int:
-        """Shared memory of the pipeline, but for some words of barriers.
+        """Shared memory of the pipeline or of the 16-bit results, but for some words of barriers.
 
         What is in registers when the tensor cores read it needs a buffer less than there are
         stages: both operands before Hopper, and the decoded weights there, too.
@@ -37,7 +37,8 @@ class Tile(NamedTuple):
         x, w = {"full": (2, 2), "fast": (2, 1), "fp8": (1, 1)}[kind]
         x_buffers = self.stages - (arch.sm < 90)
         w_buffers = self.stages - (arch.sm < 90 or kind != "fp8")
-        return self.bk * (x_buffers * self.bm * x + w_buffers * self.bn * w)
+        pipeline = self.bk * (x_buffers * self.bm * x + w_buffers * self.bn * w)
+        return max(pipeline, 2 * self.bm * self.bn)
 
 
 def kind_of(full: bool, tokens: int, arch: Arch) -> str:
