@@ -18,8 +18,10 @@ from dps_ray.checks.layer_check import CHOSEN, check_layers
 from dps_ray.checks.move_check import check_compaction, check_shadow
 from dps_ray.checks.parts import Part, Results, Say, run_parts
 from dps_ray.checks.prefix_check import check_prefixes
+from dps_ray.checks.requests import logprob_distance
 from dps_ray.checks.specs import (
     AMPLE_KV_BYTES,
+    AUTO,
     BLOCK_TOKENS,
     BY_LAYER,
     EXACT,
@@ -34,6 +36,10 @@ SMALL_BASE_BLOCKS = 8
 BURST_BASE_BLOCKS = 24
 """A third of what the burst's 12 requests of 6 blocks hold at once."""
 FORCED_FAST: dict[str, Any] = {**EXACT, "pin": "fast"}
+FUSED_BOUND = 0.25
+"""Largest difference of a logprob that the default kernel's sums may make on the tiny qwen3.
+
+Rounding can choose other experts of a tiny mixture, so mixtures have no such bound."""
 SHARDED = ("qwen3", "qwen3-moe")
 """Models that are also checked with two tensor-parallel ranks."""
 TIMEOUT_S = 7200.0
@@ -88,6 +94,7 @@ def check_engine(
                 if name in models
             ),
             *(check_features(subjects["qwen3 float16"], home) if "qwen3" in models else ()),
+            *([_fused("qwen3 float16", subjects["qwen3 float16"])] if "qwen3" in models else ()),
         ]
         moving = [
             _burst(first, folder),
@@ -146,8 +153,25 @@ def mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
     ]
 
 
+def fused_spec(switching: EngineSpec) -> EngineSpec:
+    """The switching engine of ``mode_specs`` with the default kernel instead of the exact one."""
+    label = switching.label.replace("switching", "default kernel")
+    return replace(switching, label=label, dps={**AUTO, "lend": False})
+
+
 def _modes(label: str, folder: Path, ranks: int) -> Part:
     return Part(mode_specs(label, folder, ranks), partial(_judge_modes, label))
+
+
+def _fused(label: str, folder: Path) -> Part:
+    plain, switching, fast = mode_specs(label, folder, 1)
+    static = replace(
+        fast,
+        label=f"{label}: fast, static KV",
+        kv_bytes=plain.kv_bytes,
+        dps={**FORCED_FAST, "lend": False},
+    )
+    return Part([plain, static, fused_spec(switching)], partial(_judge_fused, label))
 
 
 def _burst(label: str, folder: Path) -> Part:
@@ -210,6 +234,22 @@ def _judge_modes(label: str, report: Report, say: Say, runs: Results) -> None:
     say(f"{label}: formats {full['formats']}, {elastic['units_lent']} units lent")
 
 
+def _judge_fused(label: str, report: Report, say: Say, runs: Results) -> None:
+    plain, fast, fused = runs
+    distances = fused_distances(fused, plain, fast)
+    for mode, distance in distances.items():
+        report.check(
+            f"{label}: default kernel, {mode} mode: logprobs within {FUSED_BOUND} of the exact one",
+            distance <= FUSED_BOUND,
+        )
+    report.check(
+        f"{label}: default kernel, full mode after fast mode equals full mode",
+        _same(fused["full"], fused["full again"]) and not _same(fused["full"], fused["fast"]),
+    )
+    report.figures["default kernel"] = {"model": label, "logprob_distance": distances}
+    say(f"{label}: default kernel within {max(distances.values()):.3f} of the exact one's logprobs")
+
+
 def _judge_burst(report: Report, say: Say, runs: Results) -> None:
     plain, elastic = runs
     report.check(
@@ -248,6 +288,16 @@ def _judge_cycles(cycles: int, report: Report, say: Say, runs: Results) -> None:
     )
     report.figures["cycles"] = run
     say(f"cycles: {status['switches_to_full']} returns, {run['blocks_watched']} blocks compared")
+
+
+def fused_distances(
+    fused: dict[str, Any], plain: dict[str, Any], fast: dict[str, Any]
+) -> dict[str, float]:
+    """How far the default kernel's logprobs are from plain vLLM's and the exact fast mode's."""
+    return {
+        "full": logprob_distance(fused["full"], plain),
+        "fast": logprob_distance(fused["fast"], fast),
+    }
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:

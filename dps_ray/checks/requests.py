@@ -22,3 +22,25 @@ def logprobs_of(output: Any) -> list[list[tuple[int, str]]]:
         sorted((token, value.logprob.hex()) for token, value in step.items())
         for step in output.outputs[0].logprobs
     ]
+
+
+def logprob_distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Largest difference of a logprob between two results of ``generate``.
+
+    Each request is compared up to the first step at which the two chose different tokens: until
+    then both saw the same text. In a step the tokens among the best of both count.
+    """
+    worst = 0.0
+    requests = zip(one["tokens"], other["tokens"], one["logprobs"], other["logprobs"], strict=True)
+    for tokens, other_tokens, steps, other_steps in requests:
+        for token, other_token, step, other_step in zip(
+            tokens, other_tokens, steps, other_steps, strict=True
+        ):
+            values, others = (
+                {key: float.fromhex(value) for key, value in each} for each in (step, other_step)
+            )
+            common = values.keys() & others.keys()
+            worst = max([worst, *(abs(values[key] - others[key]) for key in common)])
+            if token != other_token:
+                break
+    return worst

@@ -11,6 +11,9 @@ MLA_BLOCK_TOKENS = 16
 """vLLM's CPU backend for latent attention knows this block size only."""
 EXACT: dict[str, Any] = {"kernel": "exact", "min_fast_dwell_s": 0.0}
 
+AUTO: dict[str, Any] = {**EXACT, "kernel": "auto"}
+"""The default kernel, which does not promise the bits of plain vLLM."""
+
 BY_LAYER: dict[str, Any] = {
     **EXACT,
     "return_by": "layer",

@@ -16,10 +16,11 @@ from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.columns import (
     FAST,
     NO_MODE,
+    UNKNOWN,
     Columns,
     FloatArray,
     TierArray,
-    take_the_mean,
+    like_the_known,
 )
 from dps_ray.fleet.routing import Tier
 
@@ -74,9 +75,8 @@ class Precision(SteadyScorer):
     memory less to offer than one in fast mode."""
 
     def line(self, columns: Columns, tiers: TierArray) -> tuple[FloatArray, FloatArray | None]:
-        fast = (columns.mode == FAST).astype(np.float64)
-        take_the_mean(fast, np.flatnonzero(columns.mode == NO_MODE), tiers)
-        return fast, None
+        fast = np.where(columns.mode == NO_MODE, UNKNOWN, columns.mode == FAST)
+        return like_the_known(fast, tiers), None
 
 
 class Headroom(SteadyScorer):

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from dps_ray.checks.engine_check import FORCED_FAST, mode_specs
+from dps_ray.checks.engine_check import (
+    FORCED_FAST,
+    FUSED_BOUND,
+    fused_distances,
+    fused_spec,
+    mode_specs,
+)
 from dps_ray.checks.layer_check import layer_spec
 from dps_ray.checks.process import run_engines
 from dps_ray.checks.specs import EngineSpec
@@ -65,6 +71,31 @@ def test_traced_engine_changes_its_full_layers_without_tracing_anew(
     assert runs["none"]["logprobs"] == runs["none again"]["logprobs"] == traced["fast"]["logprobs"]
     assert len({str(run["logprobs"]) for run in runs.values()}) == 4
     assert_no_graph_was_added(runs)
+
+
+@pytest.fixture(scope="module")
+def fused() -> dict[str, dict[str, Any]]:
+    """The default kernel, traced and eager, beside plain and exact engines."""
+    plain, fast, switching = specs("qwen3")
+    traced = fused_spec(switching)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_CI_ENV", "1")
+        results = run_engines([plain, fast, traced, replace(traced, compiled=False)])
+    return dict(zip(("plain", "fast", "traced", "eager"), results, strict=True))
+
+
+@pytest.mark.parametrize("how", ["traced", "eager"])
+def test_default_kernel_stays_near_the_exact_one_in_both_modes(
+    fused: dict[str, dict[str, Any]], how: str
+) -> None:
+    runs = fused[how]
+    distances = fused_distances(runs, fused["plain"], fused["fast"])
+    assert max(distances.values()) <= FUSED_BOUND
+    assert runs["full again"]["logprobs"] == runs["full"]["logprobs"] != runs["fast"]["logprobs"]
+
+
+def test_default_kernel_switches_without_tracing_anew(fused: dict[str, dict[str, Any]]) -> None:
+    assert_no_graph_was_added(fused["traced"])
 
 
 def test_compiled_engine_switches_without_compiling_anew() -> None:
