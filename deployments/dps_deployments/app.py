@@ -1,6 +1,5 @@
 """Builders that ``serve run`` and ``serve deploy`` import: they check everything, then build."""
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -14,6 +13,7 @@ from dps_deployments.fleet_args import (
     ingress_options,
     parse_fleet_args,
 )
+from dps_deployments.revision import revision
 from dps_ray.config import DpsConfigError, faults_of, parse_options
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.vllm_version import require_supported_vllm
@@ -108,7 +108,7 @@ def to_llm_config(fleet: FleetArgs) -> Any:
         "request_router_class": ROUTER_CLASS,
         "request_router_kwargs": {
             "controller_app": fleet.controller_app,
-            "revision": version("dps-ray"),
+            "revision": revision(),
         },
         "request_routing_stats_period_s": ROUTING_STATS_PERIOD_S,
     }

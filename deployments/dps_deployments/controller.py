@@ -8,17 +8,18 @@ meanwhile replicas keep serving and routers keep routing on what they know.
 import asyncio
 import contextlib
 import logging
-import math
+import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header, HTTPException, Query
+import pydantic_core
+from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse
 from ray import serve
 
-from dps_deployments.admin import require_token
+from dps_deployments.admin_calls import AdminCalls, admin_api
+from dps_deployments.admin_listener import AdminListener
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
 from dps_deployments.explanations import Explanations
 from dps_ray.config import DpsConfigError
@@ -30,11 +31,12 @@ from dps_ray.fleet.publication import ControllerOptions, Publication, parse_cont
 from dps_ray.fleet.snapshot import FreshnessOptions
 from dps_ray.fleet.state import ReplicaState
 from dps_ray.fleet.tally import RouterReport
-from dps_ray.modes import Floor, Pin
+from dps_ray.modes import Floor
 
 MAX_WAIT_S = 30.0
-DEFAULT_HOLD_S = 60.0
-MAX_HOLD_S = 86400.0
+STATUS_AGE_S = 0.25
+"""An answer to ``GET /status`` is handed out for so long: whoever may ask cannot take the loop that
+answers replicas for more than one encoding each."""
 NOT_FOR_ROUTERS = {"snapshot": {"entries": {"__all__": {"state": {"orders"}}}}}
 """Left out of publications: every replica carries all orders, and no router reads them."""
 PAGE = Path(__file__).with_name("page.html")
@@ -63,8 +65,11 @@ class FleetController:
         self._changed = asyncio.Event()
         self._listeners = 0
         self._explanations = Explanations(self._coordinator)
+        self._admin = AdminListener(admin_api(AdminCalls(self._coordinator)))
+        self._encoded = b""
+        self._encoded_at_s = float("-inf")
 
-    def reconfigure(self, user_config: Any) -> None:
+    async def reconfigure(self, user_config: Any) -> None:
         """Apply the operator's ``user_config``; routers have it at their next answer.
 
         A wrong first configuration fails the deployment. Later ones are refused and shown in the
@@ -81,12 +86,15 @@ class FleetController:
             if not self._configured:
                 raise
             self._config_error = str(error)
+            self._encoded_at_s = float("-inf")
             logger.error("keeping the previous configuration: %s", error)
             return
         self._configured = True
         self._config_error = None
+        self._encoded_at_s = float("-inf")
         self._coordinator.reconfigure(options)
         self._wake_listeners()
+        await self._admin.apply(options.admin)
 
     async def report(self, state: dict[str, Any]) -> dict[str, Any]:
         """Take in one ``ReplicaState`` and return the ``Reply``, both in JSON form."""
@@ -138,29 +146,44 @@ class FleetController:
         return HTMLResponse(PAGE.read_text(), headers={"Content-Security-Policy": PAGE_POLICY})
 
     @status_api.get("/status")
-    async def status(self) -> dict[str, Any]:
-        """The fleet for people and scripts; read-only."""
+    async def status(self) -> Response:
+        """The fleet for people and scripts; read-only, and up to 0.25 s old."""
+        now_s = time.monotonic()
+        # No await between look and encoding: all who ask meanwhile get the same bytes.
+        if now_s - self._encoded_at_s >= STATUS_AGE_S:
+            self._encoded = pydantic_core.to_json(self._status(), inf_nan_mode="null")
+            self._encoded_at_s = now_s
+        return Response(self._encoded, media_type="application/json")
+
+    def _status(self) -> dict[str, Any]:
         self._coordinator.tick()
         snapshot = self._aggregate.snapshot()
+        known = {entry.replica_id for entry in snapshot.entries}
         return {
             "version": snapshot.version,
             "time_s": time.time(),
             "uptime_s": time.monotonic() - self._started_at_s,
-            "config": self._options.model_dump(mode="json"),
+            "config": self._options,
             "config_error": self._config_error,
             "listening_routers": self._listeners,
             "reports": {key.value: count for key, count in self._aggregate.verdicts.items()},
-            "orders": self._coordinator.orders.model_dump(mode="json"),
+            "orders": self._coordinator.orders,
+            "pins_of_nobody": sorted(self._options.pins.keys() - known - {FLEET}),
+            "admin": {
+                "node": socket.gethostname(),
+                "address": self._admin.address,
+                "fault": self._admin.fault,
+            },
             "leases": self._lease_status(),
             "budget": {
                 "fast_token_share": self._coordinator.budget.fast_token_share,
                 "allowances": self._coordinator.budget.holders,
             },
             "routers": [
-                {**report.model_dump(mode="json"), "age_s": age_s}
+                {**report.model_dump(), "age_s": age_s}
                 for age_s, report in self._coordinator.routers.reports()
             ],
-            "replicas": [entry.model_dump(mode="json") for entry in snapshot.entries],
+            "replicas": snapshot.entries,
         }
 
     @status_api.get("/explain")
@@ -180,74 +203,6 @@ class FleetController:
         return self._explanations.would(
             ask, application=application, policy=policy, replica=replica
         )
-
-    @status_api.put("/admin/pins/{target}")
-    async def pin(
-        self, target: str, pin: Pin, authorization: Annotated[str | None, Header()] = None
-    ) -> dict[str, Any]:
-        """Pin the mode of a replica, or of all others (``*``), above the configuration."""
-        require_token(self._options.admin, authorization)
-        self._require_orders()
-        self._require_known(target, others=[FLEET])
-        return self._order(target, pin)
-
-    @status_api.delete("/admin/pins/{target}")
-    async def unpin(
-        self, target: str, authorization: Annotated[str | None, Header()] = None
-    ) -> dict[str, Any]:
-        """Take an order back: what the configuration says counts again."""
-        require_token(self._options.admin, authorization)
-        self._require_orders()
-        if target not in self._coordinator.orders.pins:
-            raise HTTPException(404, f"there is no order for {target!r}")
-        return self._order(target, None)
-
-    @status_api.delete("/admin/leases/{replica_id}")
-    async def revoke_lease(
-        self,
-        replica_id: str,
-        hold_s: Annotated[float, Query(ge=0.0, le=MAX_HOLD_S)] = DEFAULT_HOLD_S,
-        authorization: Annotated[str | None, Header()] = None,
-    ) -> dict[str, Any]:
-        """End a replica's restore and give it no lease for ``hold_s``."""
-        require_token(self._options.admin, authorization)
-        if not self._options.leases.enabled:
-            raise HTTPException(
-                409, "leases.enabled is false: replicas restore without asking; set it to true"
-            )
-        if not self._coordinator.book.revoke(replica_id, hold_s):
-            held = ", ".join(lease.replica_id for lease in self._coordinator.book.leases())
-            raise HTTPException(
-                404,
-                f"{replica_id!r} holds no lease and restores nothing: the leases of "
-                f"{held or 'nobody'} are valid",
-            )
-        logger.warning("admin call: lease of %s revoked for %.1f s", replica_id, hold_s)
-        return {"revoked": replica_id, "hold_s": hold_s}
-
-    def _order(self, target: str, pin: Pin | None) -> dict[str, Any]:
-        orders = self._coordinator.orders.pinned(target, pin, int(time.time() * 1000))
-        self._coordinator.orders = orders
-        logger.warning("admin call: pin of %s is now %s", target, pin and pin.value)
-        return orders.model_dump(mode="json")
-
-    def _require_orders(self) -> None:
-        left_s = self._coordinator.orders_known_in_s()
-        if left_s > 0:
-            raise HTTPException(
-                503,
-                "the controller has just started and is still learning the orders that replicas "
-                f"carry: call again in {left_s:.1f} s",
-                {"Retry-After": str(math.ceil(left_s))},
-            )
-
-    def _require_known(self, target: str, others: Sequence[str] = ()) -> None:
-        known = [entry.replica_id for entry in self._aggregate.snapshot().entries]
-        if target not in known and target not in others:
-            raise HTTPException(
-                404,
-                f"there is no replica {target!r}: known are {', '.join([*known, *others])}",
-            )
 
     @property
     def _aggregate(self) -> FleetAggregate:

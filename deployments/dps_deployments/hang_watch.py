@@ -1,8 +1,11 @@
 """Notices an engine that hangs without dying: a rank that is stopped, a collective that waits."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
+
+import psutil
 
 
 class HangWatch:
@@ -56,3 +59,16 @@ class HangWatch:
         if silent_s < self._limit_s:
             return None
         return f"it hangs: no step has ended and not every rank has answered for {silent_s:.0f} s"
+
+
+def kill_engine() -> None:
+    """End all processes of this replica's engine.
+
+    A stopped rank never ends by itself and would keep its memory, and the requests that wait for
+    the engine go elsewhere only when it is dead.
+    """
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # Python's own, which ends last: it removes the others' shared memory.
+            if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
+                child.kill()

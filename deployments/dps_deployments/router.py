@@ -74,8 +74,8 @@ class DpsRouter(RequestRouter):
         controller_app
             Application the fleet controller is deployed in.
         revision
-            Version of this code. Serve keeps a router class until the kwargs differ, so that a
-            new release without a new revision would go on running the old class.
+            Version of this code. Serve keeps a router class until the kwargs differ, so that new
+            code without a new revision would go on running the old class.
         """
         self._view = FleetView(np.random.default_rng(), node_id())
         self._reporter = ControllerClient(controller_app, caller=f"reporter of {self.app_name}")

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from importlib.metadata import version
 from typing import Any
 
 from dps_autoscaling.signals import to_stats as to_stats_for_scaling
@@ -11,15 +10,17 @@ from ray.serve.llm import LLMServer
 
 from dps_deployments.controller_client import ControllerClient
 from dps_deployments.engine_gate import EngineGate
-from dps_deployments.hang_watch import HangWatch
+from dps_deployments.hang_watch import HangWatch, kill_engine
 from dps_deployments.hints import to_stats
 from dps_deployments.pinning import PinKeeper
 from dps_deployments.probe import ReplicaProbe
 from dps_deployments.ray_adapter import engine_client, replica_identity, stop_flag
 from dps_deployments.reporter import report_forever
+from dps_deployments.revision import revision
 from dps_ray.config import parse_options
 from dps_ray.engine.admission import hook_front
 from dps_ray.engine.status_page import StatusPage
+from dps_ray.engine.warm_up import warm_up
 from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions
 from dps_ray.modes import Mode, Pin
@@ -51,7 +52,7 @@ class DpsLLMServer(LLMServer):
         options = ServerFleetOptions(**self._llm_config.experimental_configs[FLEET_CONFIG_KEY])
         self._permits = ReplicaPermits(identity.replica_id, time.monotonic())
         self._page: StatusPage | None = None
-        self._probe = ReplicaProbe(identity, version("dps-ray"), self._permits, stop_flag())
+        self._probe = ReplicaProbe(identity, revision(), self._permits, stop_flag())
         client = ControllerClient(options.controller_app, caller=f"replica {identity.replica_id}")
         # The loop keeps only weak references to tasks.
         self._reports = asyncio.create_task(
@@ -61,6 +62,7 @@ class DpsLLMServer(LLMServer):
         hook_front()
         await super().start()
         engine = engine_client(self)
+        await warm_up(engine)
         engine_options = parse_options(engine.vllm_config.additional_config)
         self._pins = PinKeeper(engine_options.pin, self._push_pin)
         if engine_options.key is not None:
@@ -96,11 +98,12 @@ class DpsLLMServer(LLMServer):
         if self._probe.cause_of_death is None:
             try:
                 await super().check_health()
-                cause = self._hangs.look()
             except Exception as error:
-                cause = f"{type(error).__name__}: {error}"
-            if cause is not None:
-                self._probe.latch_death(cause)
+                self._probe.latch_death(f"{type(error).__name__}: {error}")
+            hang = self._hangs.look()
+            if hang is not None:
+                self._probe.latch_death(hang)
+                kill_engine()
         if self._probe.cause_of_death is not None:
             raise RuntimeError(f"engine is dead: {self._probe.cause_of_death}")
 

@@ -20,8 +20,6 @@ from dps_ray.memory.restore_result import RestoreResult
 from dps_ray.modes import Mode
 
 BLOCK_BYTES = 256 << 10
-PAPER_CHUNK_S = 3.3e-3
-"""The paper's restore moves one 4 MiB chunk in so much time (607 ms for a unit of 736 MiB)."""
 
 
 class CountingDriver(HostDriver):
@@ -42,20 +40,6 @@ class CountingDriver(HostDriver):
     def unmap(self, address: int, nbytes: int) -> None:
         self.calls += 1
         super().unmap(address, nbytes)
-
-
-class ThrottledPacer(Pacer):
-    """The paper's rule: a chunk each 3.3 ms, idle or not."""
-
-    def __init__(self) -> None:
-        super().__init__(max_inflation=0.0, floor_bytes_per_s=1.0)
-        self._next_s = time.monotonic()
-
-    def next_delay_s(self, chunk_bytes: int) -> float:
-        now = time.monotonic()
-        delay_s = max(0.0, self._next_s - now)
-        self._next_s = now + delay_s + PAPER_CHUNK_S
-        return delay_s
 
 
 @dataclass

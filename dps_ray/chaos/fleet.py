@@ -10,8 +10,9 @@ MAX_ONGOING = 64
 """Requests that one replica may hold."""
 REQUEST_TIMEOUT_S = 180
 """Above the longest wait for a replica, so that a fleet without one says so itself."""
-HUNG_AFTER_S = 10.0
-"""An engine that answers nothing for so long hangs: steps of the tiny model take milliseconds."""
+HUNG_AFTER_S = 20.0
+"""An engine that answers nothing for so long hangs: steps of the tiny model take milliseconds, and
+seconds where other programs crowd the processor."""
 BASE_KV_BYTES = 8 * 65536
 """Eight blocks of 32 tokens: a wave of requests asks for several times as much."""
 

@@ -11,8 +11,8 @@ from dps_ray.chaos.watch import Restores
 from dps_ray.report import Report
 
 OUT_OF_ROUTING_S = 1.0
-NOTICE_S = 3.0
-"""Two health checks, and the way to the routers."""
+NOTICE_S = 6.0
+"""Two health checks and the way to the routers, on a busy machine."""
 REASONS_SHOWN = 5
 
 

@@ -17,6 +17,8 @@ MUTANT_OPERATIONS = 200_000
 """A mutant that lives this long counts as survived."""
 PIECES = 2
 """Soaks per binding, of different seeds: all layers return at once, or one by one."""
+QUEUED_PIECES = (1, 2)
+"""Those on links that run late: one of each binding, one of each way to return."""
 
 
 def check_memory(
@@ -49,13 +51,17 @@ def check_memory(
             pool.submit(
                 run_soak, operations // pieces + (piece < operations % pieces), seed + piece,
                 BINDINGS[piece % len(BINDINGS)], by_layer=piece >= len(BINDINGS),
+                queued_link=piece in QUEUED_PIECES,
             )
             for piece in range(pieces)
         ]  # fmt: skip
         mutants = {
-            rule: pool.submit(run_soak, MUTANT_OPERATIONS, seed, "fixed", rules)
+            rule: pool.submit(
+                run_soak, MUTANT_OPERATIONS, seed, rules.binding, rules,
+                queued_link=rules.queued_link,
+            )
             for rule, rules in MUTANTS.items()
-        }
+        }  # fmt: skip
         searched = pool.submit(_search, histories, seed) if histories else None
         _judge_soak(report, [soak.result() for soak in soaks], operations, say)
         _judge_mutants(report, {rule: run.result() for rule, run in mutants.items()}, say)
@@ -85,6 +91,7 @@ def _judge_soak(
         "restores stopped",
         "bytes copied between steps",
         "bytes not copied again",
+        "held copies disturbed",
         "fast steps with full layers",
     ):
         report.check(f"soak: {happened} at least once", counts[happened] > 0)

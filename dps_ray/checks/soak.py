@@ -15,6 +15,7 @@ from typing import Self
 from vllm.v1.core.block_pool import BlockPool
 
 from dps_ray.checks.soak_content import BlockContents
+from dps_ray.checks.soak_links import FlakyLink, QueuedLink
 from dps_ray.checks.soak_rank import SoakError, SoakRank
 from dps_ray.checks.soak_requests import BLOCK_TOKENS
 from dps_ray.checks.soak_rules import Rules
@@ -51,6 +52,8 @@ class Soak:
         The parts to build from; mutants replace one of them.
     by_layer
         Layers return one by one, as under ``return_by: layer``.
+    queued_link
+        Copies run behind the calls that ask for them, as on a GPU.
 
     Raises
     ------
@@ -64,6 +67,7 @@ class Soak:
         binding: Binding = "fixed",
         rules: Rules | None = None,
         by_layer: bool = False,
+        queued_link: bool = False,
     ) -> None:
         rules = rules or Rules()
         self.counts = Counter[str]()
@@ -71,9 +75,12 @@ class Soak:
         self._revoked_steps = 0
         self._page = StatusPage.create(f"soak-{os.getpid()}-{next(_numbers)}")
         self.ranks = [
-            SoakRank(binding, rules, self._page.rank(index), seed + index, by_layer)
+            SoakRank(
+                binding, rules, self._page.rank(index), seed + index, by_layer,
+                QueuedLink() if queued_link else FlakyLink(),
+            )
             for index in range(RANKS)
-        ]
+        ]  # fmt: skip
         self._reports = rules.reports(self._page, RANKS)
         shape = self._reports.geometry()
         self.base_blocks = shape.base_blocks
@@ -128,6 +135,16 @@ class Soak:
         self.stall_all()
         self.traffic.burst(max(self.manager.ledger.lendable_blocks - 1, 0))
 
+    def pass_by(self, spare: int, late: bool, busy: bool) -> None:
+        """A burst of one step: restores begin in lent units while older steps may be queued."""
+        self.traffic.burst(spare)
+        self.step(DWELL_S, late, busy)
+        self.traffic.finish_all()
+        self.step(0.0, late, busy)
+        self.stall_all()
+        # No unit is restored in the step that blocks leave it in.
+        self.step(0.0, late, busy)
+
     def pin(self, pin: Pin) -> None:
         self.manager.set_pin(pin)
 
@@ -145,6 +162,13 @@ class Soak:
     def stall(self, rank: int) -> None:
         """Let the next copy of one rank take longer than several steps."""
         self.ranks[rank].driver.link.stall_next = True
+
+    def disturb(self) -> None:
+        """Restores are held up half copied, and something that no fence knows writes there."""
+        self.pass_by(0, late=False, busy=False)
+        self.outgrow()
+        self.step(0.0, late=False, busy=False)
+        self.counts["held copies disturbed"] += sum(rank.memory.disturb() for rank in self.ranks)
 
     def stall_all(self) -> None:
         for index in range(len(self.ranks)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ import torch
 
 from dps_ray.commands import StepCommand
 from dps_ray.memory.arena import ResidualArena
-from dps_ray.memory.checksum import checksum64
 from dps_ray.memory.geometry import plan_geometry
 from dps_ray.memory.host_driver import HostDriver, HostExecutor
 from dps_ray.memory.layers import layers_of
@@ -24,20 +22,20 @@ from dps_ray.modes import Mode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dps_ray.checks.soak_links import FlakyLink
     from dps_ray.checks.soak_rules import Rules
     from dps_ray.engine.rank_section import RankSection
-    from dps_ray.memory.driver import Executor
+    from dps_ray.memory.driver import Executor, Fence
     from dps_ray.memory.region import Binding
     from dps_ray.memory.restore_result import RestoreResult
 
 BLOCK_BYTES = 1024
 UNIT_BYTES = 8192
 CHUNK_BYTES = 4096
+"""A unit takes two, and more than may be in flight at once: some may stand half copied."""
 LAYER_SHAPES = ((90, 111), (7, 3000), (3, 5, 77), (9000,))
 """Layers of several sizes, none of which ends where a unit ends; the last unit is partly filled."""
 KV_BYTES = 5 * UNIT_BYTES
-STALL_S = 3e-3
-"""Long enough for several steps to pass amid a copy."""
 FENCE_TIMEOUT_S = 60.0
 RESTORE_BYTES_PER_S = 1e9
 BUSY_STEP_S = 1.5 * CHUNK_BYTES / RESTORE_BYTES_PER_S
@@ -70,58 +68,24 @@ class LateStream(HostExecutor):
         else:
             super().copy(destination, source)
 
+    def wait_for(self, fence: Fence) -> None:
+        if self.late or self._work:
+            self.push(fence.wait)
+        else:
+            fence.wait()
+
     def synchronize(self) -> None:
         while self._work:
             self._work.popleft()()
 
 
-class FlakyLink(HostExecutor):
-    """Copies for real, in halves; stalls between those of the next copy, or damages it, if told."""
-
-    def __init__(self) -> None:
-        self.damage_next = False
-        self.stall_next = False
-        self._steps_thread = threading.get_ident()
-        self.sliced_bytes = 0
-        """Of those copied: by the thread that runs the steps."""
-
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        self._copy(destination, self._delivered(source))
-
-    def copy_summed(
-        self, destination: torch.Tensor, source: torch.Tensor, first_row: int
-    ) -> int | None:
-        """Sums what is stored, on its way, as the real one does."""
-        delivered = self._delivered(source)
-        self._copy(destination, delivered)
-        return checksum64(delivered.numpy(), first_row)
-
-    def _delivered(self, source: torch.Tensor) -> torch.Tensor:
-        if not self.damage_next:
-            return source
-        self.damage_next = False
-        source = source.clone()
-        source[-1] ^= 0x10
-        return source
-
-    def _copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        if threading.get_ident() == self._steps_thread:
-            self.sliced_bytes += source.numel()
-        half = source.numel() // 2
-        super().copy(destination[:half], source[:half])
-        if self.stall_next:
-            self.stall_next = False
-            time.sleep(STALL_S)
-        super().copy(destination[half:], source[half:])
-
-
 class SoakDriver(HostDriver):
-    """The host driver, with the two executors above."""
+    """The host driver, with a late stream and a link that can fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: FlakyLink) -> None:
         super().__init__()
         self.stream = LateStream()
-        self.link = FlakyLink()
+        self.link = link
 
     @property
     def compute(self) -> Executor:
@@ -133,7 +97,7 @@ class SoakDriver(HostDriver):
 
     @property
     def between_steps(self) -> Executor | None:
-        return self.link
+        return self.link if self.link.depth == 1 else None
 
 
 class StepDone:
@@ -157,9 +121,10 @@ class SoakRank:
     """
 
     def __init__(
-        self, binding: Binding, rules: Rules, section: RankSection, seed: int, by_layer: bool
-    ) -> None:
-        self.driver = SoakDriver()
+        self, binding: Binding, rules: Rules, section: RankSection, seed: int, by_layer: bool,
+        link: FlakyLink,
+    ) -> None:  # fmt: skip
+        self.driver = SoakDriver(link)
         arena = ResidualArena(self.driver, 1 << 20)
         generator = torch.Generator().manual_seed(seed)
         self._layers = [
@@ -182,7 +147,7 @@ class SoakRank:
         self.memory = rules.memory(
             self.region,
             pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=RESTORE_BYTES_PER_S),
-            chunk_bytes=CHUNK_BYTES,
+            chunk_bytes=CHUNK_BYTES // link.depth,
             verify=rules.verify,
             on_done=self._restored,
         )
@@ -263,11 +228,13 @@ class SoakRank:
         self._checking = False
         self.driver.stream.synchronize()
         self.memory.close()
+        self.driver.link.stop()
 
     def close(self) -> int:
         """Tear down; the bytes of memory that were not given back."""
         self.driver.stream.synchronize()
         self.memory.close()
+        self.driver.link.stop()
         return self.driver.created_bytes
 
     def _run(
@@ -300,4 +267,6 @@ class SoakRank:
     def _restored(self, result: RestoreResult) -> None:
         epoch = result.task.epoch
         self.resumed_bytes += result.resumed_bytes
+        if result.error:
+            self._section.error = result.error
         self._section.outcomes[result.task.unit] = epoch if result.ok else -epoch

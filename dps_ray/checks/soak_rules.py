@@ -11,12 +11,12 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from dps_ray.checks.soak_memory import SoakMemory, SoakWorker
 from dps_ray.commands import RestoreTask, StepCommand
 from dps_ray.engine.block_pool import ElasticBlockPool
 from dps_ray.engine.rank_reports import RankReports
 from dps_ray.memory.driver import Fence
-from dps_ray.memory.manager import MemoryManager
-from dps_ray.memory.restore import RestoreWorker
+from dps_ray.memory.region import Binding
 from dps_ray.memory.segment_copy import SegmentCopy
 from dps_ray.modes import Mode
 from dps_ray.scheduling.ledger import UnitLedger
@@ -29,23 +29,27 @@ from dps_ray.scheduling.sum_manager import SumManager
 class Rules:
     """The classes a soak is built from; the defaults are the product's."""
 
-    memory: type[MemoryManager] = MemoryManager
+    memory: type[SoakMemory] = SoakMemory
     manager: type[SumManager] = SumManager
     ledger: type[UnitLedger] = UnitLedger
     pool: type[ElasticBlockPool] = ElasticBlockPool
     reports: type[RankReports] = RankReports
     verify: bool = True
+    binding: Binding = "fixed"
+    """The one that a mutant needs to do harm."""
+    queued_link: bool = False
+    """Whether it takes a link that goes on after the call, as a GPU's does."""
 
 
 # --- on the ranks ---------------------------------------------------------------------------------
 
 
-class _DoesNotZero(MemoryManager):
+class _DoesNotZero(SoakMemory):
     def apply(self, command: StepCommand, fence: Fence) -> None:
         super().apply(replace(command, zero=()), fence)
 
 
-class _DoesNotCancel(MemoryManager):
+class _DoesNotCancel(SoakMemory):
     def apply(self, command: StepCommand, fence: Fence) -> None:
         super().apply(replace(command, cancel=()), fence)
 
@@ -55,18 +59,18 @@ class _OpenFence:
         return
 
 
-class _DoesNotWaitForEarlierSteps(MemoryManager):
+class _DoesNotWaitForEarlierSteps(SoakMemory):
     def apply(self, command: StepCommand, fence: Fence) -> None:
         super().apply(command, _OpenFence())
 
 
-class _ZeroesBeforeItCancels(MemoryManager):
+class _ZeroesBeforeItCancels(SoakMemory):
     def apply(self, command: StepCommand, fence: Fence) -> None:
         super().apply(StepCommand(command.mode, zero=command.zero), fence)
         super().apply(replace(command, zero=()), fence)
 
 
-class _ObeysOneStepLate(MemoryManager):
+class _ObeysOneStepLate(SoakMemory):
     _held = StepCommand(Mode.FULL)
 
     def apply(self, command: StepCommand, fence: Fence) -> None:
@@ -74,12 +78,12 @@ class _ObeysOneStepLate(MemoryManager):
         super().apply(held, fence)
 
 
-class _DoesNotCopyMovedBlocks(MemoryManager):
+class _DoesNotCopyMovedBlocks(SoakMemory):
     def apply(self, command: StepCommand, fence: Fence) -> None:
         super().apply(replace(command, move=()), fence)
 
 
-class _KeepsCopies(RestoreWorker):
+class _KeepsCopies(SoakWorker):
     def __init__(self, *args: Any, **options: Any) -> None:
         self._copies: dict[tuple[int, int], SegmentCopy] = {}
         super().__init__(*args, **options)
@@ -92,8 +96,48 @@ class _KeepsCopies(RestoreWorker):
         return copy
 
 
-class _TrustsProgressOfStolenUnits(MemoryManager):
+class _TrustsProgressOfStolenUnits(SoakMemory):
     worker_type = _KeepsCopies
+
+
+class _SumsThroughHolds(SegmentCopy):
+    def resume(self) -> None:
+        self.resumed_bytes = self.copied_bytes
+
+
+class _ReadsNothingAgain(SoakWorker):
+    def _segment_copy(self, task: RestoreTask) -> SegmentCopy:
+        copy = super()._segment_copy(task)
+        copy.__class__ = _SumsThroughHolds
+        return copy
+
+
+class _TrustsWhatStoodThroughAHold(SoakMemory):
+    worker_type = _ReadsNothingAgain
+
+
+class _RebindsAtOnce(SoakWorker):
+    def _bind(self, task: RestoreTask, fence: Fence) -> None:
+        if not self._region.maps(task.segment, task.unit):
+            with self._effect():
+                self._region.rebind(task.segment, task.unit)
+        self._region.driver.transfer.wait_for(fence)
+
+
+class _RemapsUnderEarlierSteps(SoakMemory):
+    worker_type = _RebindsAtOnce
+
+
+class _ForgetsChunksInFlight(SoakWorker):
+    def cancel(self, task: RestoreTask) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._in_effect)
+            self._issued = None
+            super().cancel(task)
+
+
+class _StealsUnderChunksInFlight(SoakMemory):
+    worker_type = _ForgetsChunksInFlight
 
 
 # --- in the scheduler -----------------------------------------------------------------------------
@@ -207,6 +251,11 @@ MUTANTS = {
     "a copy waits for every earlier step": Rules(memory=_DoesNotWaitForEarlierSteps),
     "the copy has ended before its unit is zeroed": Rules(memory=_ZeroesBeforeItCancels),
     "progress in a unit ends when it is stolen": Rules(memory=_TrustsProgressOfStolenUnits),
+    "compute is held back behind chunks in flight": Rules(
+        memory=_StealsUnderChunksInFlight, queued_link=True
+    ),
+    "a remap waits for earlier steps": Rules(memory=_RemapsUnderEarlierSteps, binding="any"),
+    "what stood through a hold is read again": Rules(memory=_TrustsWhatStoodThroughAHold),
     "restored bytes are verified": Rules(verify=False),
     "orders are obeyed in their own step": Rules(memory=_ObeysOneStepLate),
     "a restore counts when every rank has it": Rules(reports=_BelievesOneRank),

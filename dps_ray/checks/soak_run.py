@@ -32,12 +32,13 @@ def run_soak(
     binding: Binding = "fixed",
     rules: Rules | None = None,
     by_layer: bool = True,
+    queued_link: bool = False,
 ) -> SoakOutcome:
     """Run ``operations`` random operations, or as many as it takes to break an invariant."""
     rng = random.Random(seed)
     done = 0
     with _short_turns():
-        soak = Soak(seed, binding, rules, by_layer)
+        soak = Soak(seed, binding, rules, by_layer, queued_link)
         try:
             for done in range(1, operations + 1):
                 if done % 64 == 1:
@@ -101,10 +102,16 @@ def operate(soak: Soak, rng: random.Random, load: float) -> None:
     elif draw < 0.55:
         name = "small burst"
         soak.outgrow()
-    elif draw < 0.58:
+    elif draw < 0.553:
+        name = "stray write"
+        soak.disturb()
+    elif draw < 0.565:
+        name = "passing burst"
+        soak.pass_by(rng.randrange(8), late=rng.random() < 0.8, busy=rng.random() < load)
+    elif draw < 0.595:
         name = "wait for restores"
         soak.settle()
-    elif draw < 0.585:
+    elif draw < 0.60:
         name = "revoke the lease"
         soak.revoke(rng.randint(1, 3))
     else:

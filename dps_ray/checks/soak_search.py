@@ -22,9 +22,11 @@ class SoakMachine(RuleBasedStateMachine):
 
     parts: Rules | None = None
 
-    @initialize(binding=st.sampled_from(["fixed", "any"]), by_layer=st.booleans())
-    def build(self, binding: Binding, by_layer: bool) -> None:
-        self.soak = Soak(0, binding, type(self).parts, by_layer)
+    @initialize(
+        binding=st.sampled_from(["fixed", "any"]), by_layer=st.booleans(), queued_link=st.booleans()
+    )
+    def build(self, binding: Binding, by_layer: bool, queued_link: bool) -> None:
+        self.soak = Soak(0, binding, type(self).parts, by_layer, queued_link)
 
     @rule(topic=st.integers(0, TOPICS - 1), length=st.integers(0, LONGEST_PREFIX),
           room=st.integers(0, 6))  # fmt: skip
@@ -63,6 +65,10 @@ class SoakMachine(RuleBasedStateMachine):
     def stall(self, rank: int) -> None:
         self.soak.stall(rank)
 
+    @rule()
+    def disturb(self) -> None:
+        self.soak.disturb()
+
     @rule(pick=st.integers(0, 7))
     def transfer(self, pick: int) -> None:
         self.soak.traffic.transfer(pick)
@@ -80,12 +86,8 @@ class SoakMachine(RuleBasedStateMachine):
         self.soak.step(pause_s, late, busy)
 
     @rule(spare=st.integers(0, 7), late=st.booleans(), busy=st.booleans())
-    def burst_comes_and_goes(self, spare: int, late: bool, busy: bool) -> None:
-        """What it takes for restores to begin in lent units."""
-        self.soak.traffic.burst(spare)
-        self.soak.step(0.0, late, busy)
-        self.soak.traffic.finish_all()
-        self.soak.step(DWELL_S, late, busy)
+    def pass_by(self, spare: int, late: bool, busy: bool) -> None:
+        self.soak.pass_by(spare, late, busy)
 
     def teardown(self) -> None:
         if hasattr(self, "soak"):

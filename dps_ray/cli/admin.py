@@ -1,4 +1,4 @@
-"""``dps-ray admin``: orders to the controller of a running fleet, over HTTP."""
+"""``dps-ray admin``: orders to the controller of a running fleet, over HTTP, or to one engine."""
 
 import argparse
 import os
@@ -10,12 +10,15 @@ import httpx
 
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
+from dps_ray.engine.status_page import StatusPage
 from dps_ray.fleet.orders import FLEET
+from dps_ray.fleet.publication import DEFAULT_ADMIN_PORT
 from dps_ray.modes import Pin
 from dps_ray.report import Report
 
 TOKEN_VARIABLE = "DPS_ADMIN_TOKEN"
 TIMEOUT_S = 10.0
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_ADMIN_PORT}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", required=True)
     pin = what.add_parser("pin", help="hold a replica, or all, in a mode; lasts until 'unpin'")
     pin.add_argument("mode", choices=tuple(Pin), help="full, fast, or auto: let the policy decide")
-    _add_target(pin)
+    _add_target(pin).add_argument(
+        "--key", help="an engine of this host without a fleet, by the key in its log"
+    )
     pin.set_defaults(run=run_pin)
     unpin = what.add_parser("unpin", help="take a pin back: the configuration counts again")
     _add_target(unpin)
@@ -37,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for sub in (pin, unpin, revoke):
         sub.add_argument(
             "--url",
-            default="http://127.0.0.1:8000/dps",
-            help="route of the controller's application (default: http://127.0.0.1:8000/dps)",
+            default=DEFAULT_URL,
+            help=f"where the controller takes admin calls: admin.host and admin.port of its "
+            f"user_config (default: {DEFAULT_URL})",
         )
         sub.add_argument(
             "--token-file",
@@ -48,14 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_json_flag(sub)
 
 
-def _add_target(parser: argparse.ArgumentParser) -> None:
+def _add_target(parser: argparse.ArgumentParser) -> "argparse._MutuallyExclusiveGroup":
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--replica", metavar="ID", help="one replica, as /dps/status names it")
     target.add_argument("--fleet", action="store_true", help="all replicas without a pin of theirs")
+    return target
 
 
 def run_pin(args: argparse.Namespace) -> int:
-    """Pin a mode; exit status 0 when the controller has taken the order."""
+    """Pin a mode; exit status 0 when the controller, or the engine's page, has taken the order."""
+    if args.key is not None:
+        return _pin_engine(args)
     return _finish(args, "pin", _call(args, "PUT", f"pins/{_target(args)}", pin=args.mode))
 
 
@@ -68,6 +77,16 @@ def run_revoke(args: argparse.Namespace) -> int:
     """Revoke a restore lease; exit status 0 when there was one."""
     path = f"leases/{quote(args.replica, safe='')}"
     return _finish(args, "revoke", _call(args, "DELETE", path, hold_s=args.hold_s))
+
+
+def _pin_engine(args: argparse.Namespace) -> int:
+    page = StatusPage.attach(args.key)
+    page.set_pin(Pin(args.mode))
+    page.close()
+    report = Report("admin pin", {"key": args.key, "pin": args.mode})
+    report.check("the engine's page has taken the order", True)
+    say(args, f"{args.mode}: the engine obeys at its next step, an idle one with its next request")
+    return finish(args, report)
 
 
 def _target(args: argparse.Namespace) -> str:
@@ -86,7 +105,8 @@ def _call(args: argparse.Namespace, method: str, path: str, **query: Any) -> dic
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DpsConfigError(
-            f"--url is {args.url!r}: no controller answers there ({type(error).__name__}: {error})"
+            f"--url is {args.url!r}: no controller takes orders there ({type(error).__name__}: "
+            f"{error}); 'admin' in /dps/status says on which node, at which address, or why not"
         ) from None
     if not answer.is_success:
         raise DpsConfigError(

@@ -30,7 +30,8 @@ def add_engine_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--batch", nargs="+", type=int, default=list(bench.batches))
     command.add_argument("--prompt-tokens", type=int, default=bench.prompt_tokens)
     command.add_argument("--output-tokens", type=int, default=bench.output_tokens)
-    command.add_argument("--rounds", type=int, default=bench.rounds)
+    command.add_argument("--rounds", type=int, default=bench.rounds, help="at most")
+    command.add_argument("--row-s", type=float, default=bench.row_s, help="time for them, seconds")
     command.add_argument(
         "--compiled",
         action="store_true",
@@ -85,9 +86,14 @@ def _add_common(command: argparse.ArgumentParser) -> None:
 
 
 def run_engine(args: argparse.Namespace) -> int:
-    require_positive(args, "batch", "prompt_tokens", "output_tokens", "rounds", "threads")
+    require_positive(args, "batch", "prompt_tokens", "output_tokens", "rounds", "threads", "row_s")
     bench = SpeedBench(
-        args.batch, args.prompt_tokens, args.output_tokens, args.rounds, args.threads
+        args.batch,
+        args.prompt_tokens,
+        args.output_tokens,
+        args.rounds,
+        args.threads,
+        args.row_s,
     )
     how = "compiled" if args.compiled else "eager"
     report = Report("bench engine", {"threads": args.threads, "engines": how, "rows": []})

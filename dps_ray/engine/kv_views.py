@@ -109,6 +109,14 @@ def layer_views(
         Distance of two blocks; at least the bytes of one.
     layout
         Block-outermost, so that a run of bytes is a run of blocks for every layer.
+    kernel_block_sizes
+        Tokens of a block as the attention backend of each group counts them.
+
+    Raises
+    ------
+    DpsConfigError
+        When the backend counts other blocks than the scheduler: its tables would name parts of
+        blocks, which a move does not know.
     """
     views: dict[str, torch.Tensor] = {}
     raw = buffer.view(torch.int8)
@@ -121,6 +129,12 @@ def layer_views(
         spec = group.kv_cache_spec
         if isinstance(spec, UniformTypeKVCacheSpecs):
             spec = spec.kv_cache_specs[tensor.layers[0]]
+        if kernel_block_sizes[index] != spec.block_size:
+            raise DpsConfigError(
+                f"the attention backend splits KV blocks of {spec.block_size} tokens into ones of "
+                f"{kernel_block_sizes[index]}, which cannot be moved: set block_size to "
+                f"{kernel_block_sizes[index]}"
+            )
         layers = create_kv_cache_views(
             raw,
             spec,

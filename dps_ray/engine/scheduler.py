@@ -98,6 +98,7 @@ class ElasticScheduling(_Mixin):
             self._page, self.sum_manager, pool, self._ranks, self._full_requests.limit_tokens
         )
         self._publish()
+        logger.info("dps: pin this engine with dps-ray admin pin MODE --key %s", options.key)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._obey_operator()

@@ -11,13 +11,14 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from dps_ray.fleet.routing import Hint, Peer, Tier
+from dps_ray.fleet.routing import Hint, Peer
 from dps_ray.fleet.snapshot import Entry, Standing
 from dps_ray.modes import Mode
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 TierArray = NDArray[np.int8]
+RowArray = NDArray[np.intp]
 
 UNKNOWN = float("nan")
 NO_MODE, FULL, FAST = -1, 0, 1
@@ -72,7 +73,7 @@ class Columns:
         self._lines_for = -1
         self._follows: FloatArray = np.zeros(count)
         self._base: FloatArray = np.zeros(count)
-        self._blind: BoolArray | None = None
+        self._blind: RowArray = np.zeros(0, dtype=np.intp)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -126,29 +127,43 @@ class Columns:
             known = ~np.isnan(self.reported)
             self._follows = known.astype(np.float64)
             self._base = np.where(known, self.reported - self.open_when_measured, 0.0)
-            self._blind = None if known.all() else ~known
+            self._blind = np.flatnonzero(~known)
         loads = self._follows * self.open_requests
         loads += self._base
-        if self._blind is None:
+        if not len(self._blind):
             return np.maximum(loads, self.open_requests, out=loads)
-        loads[self._blind] = self.queue_len[self._blind]
+        heard = self.queue_len[self._blind]
+        loads[self._blind] = heard
         # The larger of two that keeps what is unknown.
         np.maximum(loads, self.open_requests, out=loads)
-        return like_the_known(loads - self.open_requests, tiers) + self.open_requests
+        loads -= self.open_requests
+        take_the_mean(loads, self._blind[np.isnan(heard)], tiers)
+        loads += self.open_requests
+        return loads
 
 
-def like_the_known(values: FloatArray, tiers: TierArray) -> FloatArray:
+def take_the_mean(values: FloatArray, unknown: RowArray, tiers: TierArray) -> None:
     """Put the mean of the known values of a tier in the place of its unknown ones.
 
     So an unknown neither wins nor loses against a figure. In a tier without any it is 0.
+
+    Parameters
+    ----------
+    values
+        One for each row; changed in place.
+    unknown
+        Rows of the unknown ones.
+    tiers
+        Tier of each row.
     """
-    unknown = np.isnan(values)
-    if not unknown.any():
-        return values
-    sums = np.bincount(tiers, np.where(unknown, 0.0, values), minlength=len(Tier))
-    counts = np.bincount(tiers, ~unknown, minlength=len(Tier))
-    means = sums / np.maximum(counts, 1.0)
-    return np.where(unknown, means[tiers], values)
+    values[unknown] = 0.0
+    of_unknown = tiers[unknown]
+    for tier in set(of_unknown.tolist()):
+        same = tiers == tier
+        filled = unknown[of_unknown == tier]
+        known = np.count_nonzero(same) - len(filled)
+        if known:
+            values[filled] = values.dot(same) / known
 
 
 def _number(value: int | None) -> float:

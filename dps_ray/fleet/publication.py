@@ -1,8 +1,8 @@
 """What the controller's operator sets, and what its routers receive."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dps_ray.config import DpsConfigError, faults_of
 from dps_ray.fleet.admission import AdmissionOptions
@@ -14,9 +14,12 @@ from dps_ray.fleet.snapshot import FleetSnapshot, FreshnessOptions
 from dps_ray.fleet.tally import DryRun
 from dps_ray.modes import Pin
 
+DEFAULT_ADMIN_PORT = 8300
+
 
 class AdminOptions(BaseModel):
-    """Where the token is that admin calls must bring; without one every such call is refused."""
+    """Where admin calls are taken, and where the token is that they must bring; without one there
+    are no such calls."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,6 +27,16 @@ class AdminOptions(BaseModel):
     """Environment variable of the controller's process that holds the token."""
     token_file: str | None = None
     """File that holds it, read at every call, so that it can be replaced at any time."""
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address, on the node of the controller, at which calls are taken. They travel unencrypted:
+    another than the node itself needs a network that only operators reach."""
+    port: Annotated[int, Field(ge=1, le=65535)] = DEFAULT_ADMIN_PORT
+    """Port for them. No proxy of Serve leads there."""
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token is named."""
+        return self.token_env is not None or self.token_file is not None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

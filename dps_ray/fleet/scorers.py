@@ -16,11 +16,10 @@ from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.columns import (
     FAST,
     NO_MODE,
-    UNKNOWN,
     Columns,
     FloatArray,
     TierArray,
-    like_the_known,
+    take_the_mean,
 )
 from dps_ray.fleet.routing import Tier
 
@@ -75,8 +74,9 @@ class Precision(SteadyScorer):
     memory less to offer than one in fast mode."""
 
     def line(self, columns: Columns, tiers: TierArray) -> tuple[FloatArray, FloatArray | None]:
-        fast = np.where(columns.mode == NO_MODE, UNKNOWN, columns.mode == FAST)
-        return like_the_known(fast, tiers), None
+        fast = (columns.mode == FAST).astype(np.float64)
+        take_the_mean(fast, np.flatnonzero(columns.mode == NO_MODE), tiers)
+        return fast, None
 
 
 class Headroom(SteadyScorer):

@@ -28,7 +28,7 @@ class FreshnessOptions(BaseModel):
 
     stale_after_s: Annotated[float, Field(gt=0.0)] = 3.5
     """Age of its figures after which an entry is stale, seconds. Three missed heartbeats and some
-    slack."""
+    slack; keep it above the longest step of an engine, which has nothing new to tell during one."""
     forget_after_s: Annotated[float, Field(gt=0.0)] = 60.0
     """Silence after which an entry is dropped, seconds."""
 

@@ -12,6 +12,9 @@ from dps_ray.memory.driver import Executor
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.segment_copy import SegmentCopy
 
+MOST_WAIT_S = 1e-3
+"""For the restore thread, between two steps: it has little to do, unless a fence holds it up."""
+
 
 class Handover:
     """At most one copy, offered while steps run.
@@ -68,31 +71,44 @@ class Handover:
             raise failure
         return True
 
-    def copy_slice(self) -> tuple[int, float]:
-        """Copy the next slice of what is offered; its bytes, and the seconds it took.
+    def copy_slices(self, idle: Callable[[], bool]) -> tuple[int, float]:
+        """Copy what may be copied now; the bytes, and the seconds that the copies took.
 
-        For the steps' thread, between two steps. A failure is the restore thread's to report.
+        For the steps' thread, between two steps. A failure is the restore thread's to report. When
+        a copy is complete, that thread reports it and offers the next one meanwhile: amid the next
+        step it would push one of the step's threads aside. ``idle`` says that it has none to offer.
         """
+        nbytes, seconds = 0, 0.0
         with self._changed:
-            copy = self._offered
-            if copy is None or self._failure is not None:
-                return 0, 0.0
-            if not self._pacer.busy_left_s:
+            while self._offered is not None and self._pacer.slice_bytes:
+                copy = self._offered
+                copied_bytes, copy_s = self._copy_slice(copy)
+                nbytes += copied_bytes
+                seconds += copy_s
+                if copy.left_bytes and self._failure is None:
+                    break
+                self._offered = None
                 self._changed.notify_all()
-                return 0, 0.0
-            nbytes = min(self._pacer.slice_bytes, copy.left_bytes)
-            if not nbytes:
-                return 0, 0.0
-            began_s = time.monotonic()
-            try:
-                copy.issue(nbytes, self._executor)
-                copy.land(0)
-            except Exception as failure:
-                self._failure = failure
+                began_s = time.monotonic()
+                self._changed.wait_for(lambda: self._offered is not None or idle(), MOST_WAIT_S)
+                self._pacer.note_slice(0, time.monotonic() - began_s)
+        return nbytes, seconds
+
+    def wake(self) -> None:
+        """Let the restore thread see that the steps have ceased."""
+        with self._changed:
+            if self._offered is not None:
                 self._changed.notify_all()
-                return 0, 0.0
-            seconds = time.monotonic() - began_s
-            self._pacer.note_slice(nbytes, seconds)
-            if not copy.left_bytes:
-                self._changed.notify_all()
-            return nbytes, seconds
+
+    def _copy_slice(self, copy: SegmentCopy) -> tuple[int, float]:
+        nbytes = min(self._pacer.slice_bytes, copy.left_bytes)
+        began_s = time.monotonic()
+        try:
+            copy.issue(nbytes, self._executor)
+            copy.land(0)
+        except Exception as failure:
+            self._failure = failure
+            return 0, 0.0
+        seconds = time.monotonic() - began_s
+        self._pacer.note_slice(nbytes, seconds)
+        return nbytes, seconds

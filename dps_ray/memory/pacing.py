@@ -145,7 +145,7 @@ class Pacer:
             return self._slices.nbytes
 
     def note_slice(self, nbytes: int, seconds: float) -> None:
-        """Pay for a slice that held the next step up for ``seconds``."""
+        """Pay for a slice that held the next step up for ``seconds``; of 0 bytes: a wait."""
         with self._lock:
             self._slices.copied(nbytes, seconds)
 

@@ -121,21 +121,21 @@ class RestoreWorker:
                 self._held = held
                 self._changed.notify_all()
 
-    def copy_between_steps(self) -> int:
-        """Copy what may be copied before the next step; bytes. Call it from the steps' thread."""
+    def copy_between_steps(self) -> None:
+        """Copy what may be copied before the next step. Call it from the steps' thread."""
+        if self._handover is None:
+            return
         with self._changed:
-            if self._handover is None or self._held or self._abandoned:
-                return 0
-            nbytes, seconds = self._handover.copy_slice()
-            self._counters.add(bytes=nbytes, busy_seconds=seconds)
-            return nbytes
+            if not self._pacer.busy_left_s:
+                self._handover.wake()
+            elif not (self._held or self._abandoned):
+                nbytes, seconds = self._handover.copy_slices(self._idle)
+                self._counters.add(bytes=nbytes, busy_seconds=seconds)
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is queued or running; whether that came before the timeout."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._active is None and not self._queue, timeout_s
-            )
+            return self._changed.wait_for(self._idle, timeout_s)
 
     def counters(self) -> RestoreCounters:
         """Totals since the start."""
@@ -271,6 +271,9 @@ class RestoreWorker:
             f"segment {task.segment} differs from the backup after its restore into unit "
             f"{task.unit}: it stays lent"
         )
+
+    def _idle(self) -> bool:
+        return self._active is None and not self._queue
 
     def _pause(self, delay_s: float) -> None:
         with self._changed:

@@ -40,22 +40,25 @@ class StepSlices:
         self._cap = math.inf if cap_bytes_per_s is None else cap_bytes_per_s
         self._rate = max(_FIRST_BYTES_PER_S, floor_bytes_per_s)
         self._saved_s = 0.0
+        self._due_bytes = 0.0
 
     def step_ended(self, duration_s: float) -> None:
         """Earn a share of a step of ``duration_s`` seconds."""
-        share = min(max(self._share, self._floor / self._rate), self._cap / self._rate)
-        earned_s = duration_s * share
+        earned_s = duration_s * min(self._share, self._cap / self._rate)
         # What no slice has spent is lost, but for less than a row: a slice is bounded by its step.
         most_s = earned_s + ROW_BYTES / self._rate
         self._saved_s = min(max(self._saved_s, -_MOST_OWED * earned_s) + earned_s, most_s)
+        self._due_bytes = min(self._due_bytes, ROW_BYTES) + self._floor * duration_s
 
     @property
     def nbytes(self) -> int:
         """Size of the slice to copy now, bytes, whole rows of the checksum; 0: nothing is saved."""
-        rows = int(self._rate * self._saved_s) // ROW_BYTES
-        return max(rows, 0) * ROW_BYTES
+        rows = int(max(self._rate * self._saved_s, self._due_bytes)) // ROW_BYTES
+        return rows * ROW_BYTES
 
     def copied(self, nbytes: int, seconds: float) -> None:
-        """Pay for a slice, and learn from it how fast the next one will be."""
+        """Pay for a slice, and learn from it how fast the next one will be; 0 bytes: a wait."""
         self._saved_s -= seconds
-        self._rate += _RATE_WEIGHT * (nbytes / max(seconds, 1e-9) - self._rate)
+        self._due_bytes = max(0.0, self._due_bytes - nbytes)
+        if nbytes:
+            self._rate += _RATE_WEIGHT * (nbytes / max(seconds, 1e-9) - self._rate)

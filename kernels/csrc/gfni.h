@@ -3,8 +3,8 @@
 // A bfloat16 weight keeps its value in every nested format, so that its FP16 bits turn into bfloat16
 // by cutting three mantissa bits and raising the exponent by 112. As exponents below 16 have a zero
 // on top, that addition only copies and inverts bits: each byte of the result is a bit matrix times
-// a byte of the weight. FP16 subnormals need normalising: in fast mode those few are looked up, in
-// full mode a block that holds one takes a slower way.
+// a byte of the weight. FP16 subnormals need normalising: a block that holds one takes a slower way,
+// which in fast mode is a look-up.
 #pragma once
 #include <immintrin.h>
 

@@ -42,7 +42,7 @@ constexpr int64_t kDirectTokens = 4;  // up to here decoding row-major weights i
 // What a row-major GEMM of many tokens has at hand: weights decoded at once, rows and columns, and
 // the rows and tokens whose sums wait for further columns.
 constexpr int64_t kChunkRows = 6, kDepth = 1024;
-constexpr int64_t kGroupRows = 36, kManyTokens = 128;
+constexpr int64_t kGroupRows = 36, kManyTokens = 64;
 
 constexpr int64_t gemm_scratch(int64_t tokens) {
   constexpr int64_t widest = 16;  // floats of a vector

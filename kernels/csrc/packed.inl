@@ -11,8 +11,8 @@
 namespace dps {
 namespace {
 
-// With few tokens memory decides: short chunks of a few panels in turn are that many streams for the
-// hardware to fetch ahead, and each plane is fetched by software as far ahead as the panel's next
+// With few tokens memory decides (the fewest take turns, see turns.inl): short chunks of a few panels
+// are that many streams for the hardware to fetch ahead, and each plane is fetched by software as far ahead as the panel's next
 // turn. With many, long chunks spare loads and stores of sums.
 constexpr int64_t kFewTokens = 64;
 constexpr int64_t kFewColumns = 64, kManyColumns = kChunkColumns;

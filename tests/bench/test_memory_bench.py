@@ -1,10 +1,19 @@
 """The memory benchmark measures what it says; its targets are for a quiet machine."""
 
-import numpy as np
+import time
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from dps_ray.bench import memory
 from dps_ray.bench.memory import bench_memory
-from dps_ray.bench.memory_load import inflation
-from dps_ray.bench.memory_rig import ThrottledPacer, memory_rig, ratio
+from dps_ray.bench.memory_load import RESTORING, WINDOWS, LoadSamples, inflation
+from dps_ray.bench.memory_rig import memory_rig, ratio
+from dps_ray.bench.paper_rule import PAPER_CHUNK_S, ThrottledPacer
+from dps_ray.commands import StepCommand
+from dps_ray.memory.driver import Fence
+from dps_ray.report import Report
 
 
 def test_every_part_is_measured_and_the_switch_calls_no_driver() -> None:
@@ -12,15 +21,69 @@ def test_every_part_is_measured_and_the_switch_calls_no_driver() -> None:
     report = bench_memory(units=2, unit_mib=1, rounds=1, load_rounds=2, say=said.append)
     assert {"switch", "restore", "under_load"} <= report.figures.keys()
     assert report.checks["the switch to fast makes no driver call"]
-    assert len(said) == 8
+    assert len(said) == 9
 
 
-def test_the_paper_rule_takes_its_time_for_each_chunk() -> None:
+def test_the_paper_rule_takes_its_time_for_the_bytes_of_a_chunk() -> None:
     with memory_rig(
-        unit_bytes=1 << 20, units=4, binding="fixed", pacer=ThrottledPacer(),
-        chunk_bytes=1 << 18, verify=True,
+        unit_bytes=4 << 20, units=4, binding="fixed", pacer=ThrottledPacer(),
+        chunk_bytes=1 << 20, verify=True,
     ) as rig:  # fmt: skip
-        assert rig.restore_all() >= 15 * 3.3e-3
+        # The last chunk is waited for by nobody.
+        assert rig.restore_all() >= 15 / 16 * 4 * PAPER_CHUNK_S
+
+
+def test_a_slow_or_calling_switch_fails() -> None:
+    report = Report("switch")
+    with memory_rig(
+        unit_bytes=1 << 20, units=2, binding="fixed", pacer=ThrottledPacer(),
+        chunk_bytes=1 << 20, verify=True,
+    ) as rig:  # fmt: skip
+        apply = rig.manager.apply
+
+        def slowly(command: StepCommand, fence: Fence) -> None:
+            time.sleep(2e-3)
+            rig.driver.calls += 1
+            apply(command, fence)
+
+        rig.manager.apply = slowly  # type: ignore[method-assign]
+        memory._switch(report, rig, 1, lambda text: None)
+    assert set(report.checks.values()) == {False}
+
+
+def test_a_slow_restore_fails() -> None:
+    report = Report("restore")
+    taken = {name: [0.1, 0.1] for name in ("memcpy", "unverified", "any", "paper")}
+    memory._restore(report, 1 << 20, taken | {"fixed": [0.13, 0.13]}, lambda text: None)
+    assert set(report.checks.values()) == {False}
+    report = Report("restore")
+    taken["paper"] = [0.2, 0.2]
+    memory._restore(report, 1 << 20, taken | {"fixed": [0.12, 0.12]}, lambda text: None)
+    assert report.ok
+
+
+@pytest.mark.parametrize(("stretch", "ok"), [(1.2, False), (1.01, True)])
+def test_steps_that_a_restore_stretches_too_much_fail(
+    monkeypatch: pytest.MonkeyPatch, stretch: float, ok: bool
+) -> None:
+    rng = np.random.default_rng(1)
+    periods = {name: [list(rng.normal(5e-3, 1e-5, 50)) for _ in range(9)] for name in WINDOWS}
+    periods[RESTORING] = [[stretch * period for period in one] for one in periods[RESTORING]]
+    samples = LoadSamples(periods, copied_bytes=1, copied_s=1.0, disturbed=[False] * 9)
+    monkeypatch.setattr(memory, "measure_load", lambda rig, rounds: samples)
+    report = Report("load")
+    memory._under_load(report, None, 9, lambda text: None)  # type: ignore[arg-type]
+    assert report.ok is ok
+
+
+def test_compaction_that_shortens_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {"steps": 300, "fast_steps": 300, "fast_seconds": 1.0, "blocks_moved": 0}
+    monkeypatch.setattr(memory, "long_request_specs", lambda folder: [])
+    monkeypatch.setattr(memory, "make_tiny", lambda name, root: root)
+    monkeypatch.setattr(memory, "run_engines", lambda specs: [run, run])
+    report = Report("compaction")
+    memory.bench_compaction(report, Path(), lambda text: None)
+    assert not report.ok
 
 
 def test_a_ratio_is_the_median_of_the_rounds() -> None:

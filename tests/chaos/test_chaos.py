@@ -211,9 +211,9 @@ def test_a_dead_controller_costs_nothing_at_all() -> None:
 
 
 def test_rank_that_hangs_leaves_routing_once_it_has_been_silent_for_long_enough() -> None:
-    assert judged(Fault.HANG, record(11.0), out_of_routing_s=12.5) == []
-    assert judged(Fault.HANG, record(11.0), out_of_routing_s=13.5) == [
-        "hang: out of routing within 13 s"
+    assert judged(Fault.HANG, record(11.0), out_of_routing_s=15.5) == []
+    assert judged(Fault.HANG, record(11.0), out_of_routing_s=16.5) == [
+        "hang: out of routing within 16 s"
     ]
 
 

@@ -5,6 +5,7 @@ Workers do not import this module: it is pickled by value (see ``conftest.py``).
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from dps_autoscaling.signals import to_stats as to_stats_for_scaling
@@ -15,6 +16,7 @@ from dps_deployments.ray_adapter import replica_identity, stop_flag
 from dps_deployments.refusals import RefusalError
 from dps_deployments.reporter import report_forever
 from fastapi import FastAPI, HTTPException
+from fastapi.responses import StreamingResponse
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -33,6 +35,8 @@ ROUTER = {
 SERVICE_S = 0.01
 RESTORING_SERVICE_S = 0.1
 """A replica serves slowly while the copy takes its host link."""
+STREAM_CHUNKS = 75
+STREAM_PERIOD_S = 0.08
 
 front_api = FastAPI()
 
@@ -81,6 +85,12 @@ class CheapReplica:
         await asyncio.sleep(RESTORING_SERVICE_S if restoring else SERVICE_S)
         return self._replica_id
 
+    async def stream(self) -> AsyncIterator[str]:
+        """A long answer: the replica's id, line by line."""
+        for _ in range(STREAM_CHUNKS):
+            yield f"{self._replica_id}\n"
+            await asyncio.sleep(STREAM_PERIOD_S)
+
 
 @serve.deployment(ray_actor_options={"num_cpus": 0}, max_ongoing_requests=200)
 @serve.ingress(front_api)
@@ -98,9 +108,17 @@ class Front:
             later = {"Retry-After": str(error.retry_after_s)}
             raise HTTPException(error.status_code, error.message, later) from error
 
+    @front_api.get("/stream")
+    async def serve_stream(self) -> StreamingResponse:
+        return StreamingResponse(self._replicas.options(stream=True).stream.remote())
+
 
 def cheap_app(
-    *, router: dict[str, Any] | None = ROUTER, start_s: float = 0.0, **options: Any
+    *,
+    router: dict[str, Any] | None = ROUTER,
+    start_s: float = 0.0,
+    version: str | None = None,
+    **options: Any,
 ) -> serve.Application:
     """Replicas behind a front.
 
@@ -110,6 +128,8 @@ def cheap_app(
         Serve's ``request_router_config``; ``None`` for Serve's own router.
     start_s
         How much longer a replica takes to start than its process does, seconds.
+    version
+        Of the code: deploying the same again changes options in place. New without one.
     **options
         Serve options of the replicas; two replicas without any.
     """
@@ -121,4 +141,9 @@ def cheap_app(
         **chosen,
         **(options or {"num_replicas": 2}),
     )
-    return Front.bind(replicas.bind(start_s))
+    front = Front
+    if version is not None:
+        # What a config file does for unchanged code.
+        front = front.options(version=version, _internal=True)
+        replicas = replicas.options(version=version, _internal=True)
+    return front.bind(replicas.bind(start_s))

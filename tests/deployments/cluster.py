@@ -13,6 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 from . import cheap
 
 ADMIN_TOKEN = "token-of-the-test-cluster"
+ADMIN_PORT = 48211
 
 
 @dataclass(frozen=True)

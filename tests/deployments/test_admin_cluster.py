@@ -10,7 +10,7 @@ import pytest
 from dps_ray.cli.admin import TOKEN_VARIABLE
 from dps_ray.cli.main import main
 
-from .cluster import ADMIN_TOKEN, Cluster
+from .cluster import ADMIN_PORT, ADMIN_TOKEN
 from .fleet import Fleet, kill_controller, until
 from .statuses import IDLE, RESTORING
 
@@ -18,19 +18,20 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240), pytest.mark.usefixt
 
 HOLD_S = 10.0
 RIGHT = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+URL = f"http://127.0.0.1:{ADMIN_PORT}"
 
 
 @pytest.fixture(autouse=True)
 def orders(fleet: Fleet) -> Iterator[None]:
     """The controller takes orders for the length of a test."""
-    fleet.cluster.configure({"admin": {"token_env": TOKEN_VARIABLE}})
-    until(lambda: fleet.cluster.status()["config"]["admin"]["token_env"] is not None)
+    fleet.cluster.configure({"admin": {"token_env": TOKEN_VARIABLE, "port": ADMIN_PORT}})
+    until(lambda: fleet.cluster.status()["admin"]["address"] == f"127.0.0.1:{ADMIN_PORT}")
     yield
     fleet.cluster.configure({})
 
 
-def admin(cluster: Cluster, *words: str) -> int:
-    return main(["admin", *words, "--url", f"{cluster.url}/dps"])
+def admin(*words: str) -> int:
+    return main(["admin", *words, "--url", URL])
 
 
 def heard_pin(fleet: Fleet, replica_id: str) -> str | None:
@@ -46,15 +47,23 @@ def lease_holders(fleet: Fleet) -> list[str]:
 def test_calls_without_the_token_change_nothing_and_status_stays_open(fleet: Fleet) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong-token-of-some-length"}):
         for method, path in [("PUT", "pins/*?pin=fast"), ("DELETE", "leases/x")]:
-            url = f"{fleet.cluster.url}/dps/admin/{path}"
+            url = f"{URL}/admin/{path}"
             assert httpx.request(method, url, headers=headers).status_code == 401
     assert fleet.cluster.status()["orders"]["pins"] == {}
     assert ADMIN_TOKEN not in json.dumps(fleet.cluster.status())
+
+
+def test_public_route_leads_to_no_order_and_without_a_token_nothing_does(fleet: Fleet) -> None:
+    for base in (fleet.cluster.url, f"{fleet.cluster.url}/dps"):
+        for method, path in [("PUT", "pins/*?pin=fast"), ("DELETE", "leases/x")]:
+            answer = httpx.request(method, f"{base}/admin/{path}", headers=RIGHT)
+            assert answer.status_code == 404
+    for path in ("", "status", "dps/status", "openapi.json"):
+        assert httpx.get(f"{URL}/{path}", headers=RIGHT).status_code == 404
     fleet.cluster.configure({})
-    until(lambda: fleet.cluster.status()["config"]["admin"]["token_env"] is None)
-    answer = httpx.put(f"{fleet.cluster.url}/dps/admin/pins/*?pin=fast", headers=RIGHT)
-    assert answer.status_code == 403
-    assert "set admin.token_env or admin.token_file" in answer.json()["detail"]
+    until(lambda: fleet.cluster.status()["admin"]["address"] is None)
+    with pytest.raises(httpx.ConnectError):
+        httpx.put(f"{URL}/admin/pins/*?pin=fast", headers=RIGHT)
 
 
 def test_pin_reaches_a_replica_outlives_the_controller_and_is_taken_back(
@@ -62,16 +71,16 @@ def test_pin_reaches_a_replica_outlives_the_controller_and_is_taken_back(
 ) -> None:
     victim, other = fleet.pages
     # A controller that has just started takes no pin yet.
-    until(lambda: admin(fleet.cluster, "pin", "full", "--replica", victim) == 0)
+    until(lambda: admin("pin", "full", "--replica", victim) == 0)
     until(lambda: heard_pin(fleet, victim) == "full")
     assert heard_pin(fleet, other) is None
     kill_controller()
     until(fleet.is_back, timeout_s=60.0)
     until(lambda: fleet.cluster.status()["orders"]["pins"] == {victim: "full"})
-    until(lambda: admin(fleet.cluster, "unpin", "--replica", victim) == 0)
+    until(lambda: admin("unpin", "--replica", victim) == 0)
     until(lambda: heard_pin(fleet, victim) is None)
     capsys.readouterr()
-    assert admin(fleet.cluster, "pin", "full", "--replica", "nobody") == 2
+    assert admin("pin", "full", "--replica", "nobody") == 2
     assert "there is no replica 'nobody': known are" in capsys.readouterr().err
 
 
@@ -81,7 +90,7 @@ def test_revoked_lease_stops_the_restore_that_runs(fleet: Fleet) -> None:
     until(lambda: lease_holders(fleet) == [victim], timeout_s=60.0)
     assert not fleet.pages[victim].permits().stop
     revoked_s = time.monotonic()
-    assert admin(fleet.cluster, "revoke", "--replica", victim, "--hold-s", str(HOLD_S)) == 0
+    assert admin("revoke", "--replica", victim, "--hold-s", str(HOLD_S)) == 0
     until(lambda: fleet.pages[victim].permits().stop, timeout_s=HOLD_S)
     assert lease_holders(fleet) == []
     assert fleet.cluster.status()["leases"]["refused"] == {victim: "revoked"}
@@ -89,18 +98,18 @@ def test_revoked_lease_stops_the_restore_that_runs(fleet: Fleet) -> None:
     assert time.monotonic() - revoked_s >= HOLD_S
     until(lambda: not fleet.pages[victim].permits().stop)
     fleet.set(victim, IDLE)
-    assert admin(fleet.cluster, "revoke", "--replica", victim) == 2
+    assert admin("revoke", "--replica", victim) == 2
 
 
 def test_token_that_is_missing_or_refused_is_named(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "another-token-of-some-length")
-    assert admin(fleet.cluster, "pin", "fast", "--fleet") == 2
+    assert admin("pin", "fast", "--fleet") == 2
     assert "refused with 401" in capsys.readouterr().err
     monkeypatch.delenv(TOKEN_VARIABLE)
-    assert admin(fleet.cluster, "pin", "fast", "--fleet") == 2
+    assert admin("pin", "fast", "--fleet") == 2
     assert f"{TOKEN_VARIABLE} is not set" in capsys.readouterr().err
     monkeypatch.setenv(TOKEN_VARIABLE, ADMIN_TOKEN)
-    assert main(["admin", "pin", "fast", "--fleet", "--url", "http://127.0.0.1:9/dps"]) == 2
-    assert "no controller answers there" in capsys.readouterr().err
+    assert main(["admin", "pin", "fast", "--fleet", "--url", "http://127.0.0.1:9"]) == 2
+    assert "no controller takes orders there" in capsys.readouterr().err

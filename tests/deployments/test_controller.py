@@ -1,30 +1,21 @@
 """The controller's calls, without a cluster around them."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
-from dps_deployments.controller import FleetController
-from fastapi import HTTPException
+from dps_deployments.controller import STATUS_AGE_S, FleetController
 
 from dps_ray.fleet.orders import FLEET
 from dps_ray.fleet.publication import Publication
 from dps_ray.fleet.state import Health, ReplicaState, Source
 from dps_ray.modes import Mode, Pin
 
-TOKEN = "a-token-of-some-length"
-BEARER = f"Bearer {TOKEN}"
 
-
-@pytest.fixture
-def controller(monkeypatch: pytest.MonkeyPatch) -> FleetController:
-    monkeypatch.setenv("SOME_TOKEN", TOKEN)
-    return configured()
-
-
-def configured(**user_config: Any) -> FleetController:
+async def configured(**user_config: Any) -> FleetController:
     made = FleetController()
-    made.reconfigure({"admin": {"token_env": "SOME_TOKEN"}, **user_config})
+    await made.reconfigure(user_config)
     return made
 
 
@@ -41,30 +32,13 @@ async def heard(controller: FleetController, replica_id: str, **changes: Any) ->
     return await controller.report(state.model_dump(mode="json"))
 
 
-def test_new_controller_takes_no_pin_before_it_knows_the_orders_that_replicas_carry(
-    controller: FleetController,
-) -> None:
-    for call in (controller.pin(FLEET, Pin.FAST, BEARER), controller.unpin(FLEET, BEARER)):
-        with pytest.raises(HTTPException) as raised:
-            asyncio.run(call)
-        assert raised.value.status_code == 503
-        assert 1 <= int((raised.value.headers or {})["Retry-After"]) <= 4
-    learned = configured(ageing={"stale_after_s": 1e-6})
-    assert asyncio.run(learned.pin(FLEET, Pin.FAST, BEARER))["pins"] == {FLEET: "fast"}
-
-
-def test_revoking_is_refused_where_replicas_ask_for_no_leases(controller: FleetController) -> None:
-    off = configured(leases={"enabled": False})
-    with pytest.raises(HTTPException) as raised:
-        asyncio.run(off.revoke_lease("a", 1.0, BEARER))
-    assert raised.value.status_code == 409
-    assert "leases.enabled is false" in raised.value.detail
+async def status(controller: FleetController) -> dict[str, Any]:
+    return dict(json.loads((await controller.status()).body))
 
 
 def test_publications_leave_out_the_orders_that_every_replica_carries() -> None:
-    controller = configured()
-
     async def run() -> dict[str, Any]:
+        controller = await configured()
         controller._coordinator.orders = controller._coordinator.orders.pinned("a", Pin.FULL, 7)
         reply = await heard(controller, "a", orders=controller._coordinator.orders)
         assert reply["orders"]["pins"] == {"a": "full"}
@@ -78,3 +52,42 @@ def test_publications_leave_out_the_orders_that_every_replica_carries() -> None:
     (read,) = Publication.model_validate(published).snapshot.entries
     assert read.state is not None
     assert read.state.mode is Mode.FULL
+
+
+def test_status_is_encoded_once_for_all_who_ask_within_a_quarter_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    encode = FleetController._status
+
+    def counted(controller: FleetController) -> dict[str, Any]:
+        made.append(1)
+        return encode(controller)
+
+    monkeypatch.setattr(FleetController, "_status", counted)
+
+    async def run() -> None:
+        controller = await configured()
+        await heard(controller, "a")
+        answers = await asyncio.gather(*(controller.status() for _ in range(50)))
+        assert len(made) == 1
+        assert len({bytes(answer.body) for answer in answers}) == 1
+        await heard(controller, "b")
+        assert len((await status(controller))["replicas"]) == 1
+        await asyncio.sleep(STATUS_AGE_S)
+        assert len((await status(controller))["replicas"]) == 2
+        assert len(made) == 2
+        # An operator sees at once what has become of a configuration.
+        await controller.reconfigure({"routing": {"name": "wrong"}})
+        assert "routing" in (await status(controller))["config_error"]
+
+    asyncio.run(run())
+
+
+def test_status_names_pins_that_match_no_replica() -> None:
+    async def run() -> dict[str, Any]:
+        controller = await configured(pins={"a": "full", "nobody": "fast", FLEET: "auto"})
+        await heard(controller, "a")
+        return await status(controller)
+
+    assert asyncio.run(run())["pins_of_nobody"] == ["nobody"]

@@ -14,6 +14,7 @@ from dps_ray.cli.main import main
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Pin
 
+from .browser import MISSING, browser
 from .fleet import Fleet, kill_controller, until
 from .statuses import IDLE, LENT, RESTORING
 
@@ -125,6 +126,36 @@ def test_page_and_status_are_served(fleet: Fleet) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "<h1>DPS fleet</h1>" in page.text
+
+
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_live_page_of_the_running_fleet_follows_it_in_a_browser(fleet: Fleet) -> None:
+    victim, other = fleet.pages
+    fleet.cluster.configure({"dry_run": {"policy": {"name": "least_pressure"}, "share": 1.0}})
+    with browser() as window:
+
+        def shows(replica_id: str, text: str) -> None:
+            row = f"[data-replica=\\'{replica_id}\\']"
+            window.until(f"document.querySelector('{row}')?.innerText.includes('{text}')")
+
+        window.open(f"{fleet.cluster.url}/dps/")
+        for replica_id in fleet.pages:
+            shows(replica_id, "live")
+            shows(replica_id, "full")
+        fleet.set(victim, RESTORING)
+        shows(victim, "restoring")
+        fleet.heard()
+
+        def told(place: str, text: str) -> bool:
+            fleet.ask(2)
+            shown = window.run(f"document.querySelector('{place}').innerText.includes('{text}')")
+            return bool(shown)
+
+        until(lambda: told("#routers", "least_pressure: agrees"))
+        until(lambda: told("#decision", f"{other[:12]} (chosen)"))
+        assert window.text("#connection") == "live"
+        assert window.run("document.querySelector('#error').hidden")
+    fleet.cluster.configure({})
 
 
 def test_wrong_live_configuration_is_shown_and_leaves_the_old_one(fleet: Fleet) -> None:

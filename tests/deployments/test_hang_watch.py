@@ -1,6 +1,8 @@
 """An engine that hangs is given up in its time; one that is merely busy or idle is not."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -97,3 +99,28 @@ def test_failed_answer_is_an_answer() -> None:
             await asyncio.sleep(0)
 
     scenario(body)
+
+
+REPLICA = """
+import os, signal, subprocess, sys, time
+import psutil
+from dps_deployments.hang_watch import kill_engine
+
+CORE = (
+    "import subprocess, time;"
+    "print(subprocess.Popen(['sleep', '60']).pid, flush=True);"
+    "time.sleep(60)"
+)
+core = subprocess.Popen([sys.executable, "-c", CORE], stdout=subprocess.PIPE)
+rank = psutil.Process(int(core.stdout.readline()))
+os.kill(rank.pid, signal.SIGSTOP)
+kill_engine()
+assert core.wait(10) == -signal.SIGKILL
+deadline_s = time.monotonic() + 10
+while rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE:
+    assert time.monotonic() < deadline_s, "the stopped process lives on"
+"""
+
+
+def test_stopped_process_of_an_engine_is_ended_with_those_above_it() -> None:
+    subprocess.run([sys.executable, "-c", REPLICA], check=True, timeout=60)

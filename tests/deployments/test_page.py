@@ -1,7 +1,6 @@
 """The controller's live page in a real browser, fed by the controller's real status."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +28,7 @@ pytestmark = [
 
 def state(replica_id: str, sequence: int, **changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
+        "code_version": "test",
         "health": Health.READY,
         "mode": Mode.FULL,
         "restoring": False,
@@ -49,7 +49,6 @@ def state(replica_id: str, sequence: int, **changes: Any) -> dict[str, Any]:
         sequence=sequence,
         sent_at_s=0.0,
         source=Source.ENGINE,
-        code_version="test",
         **values,
     ).model_dump(mode="json")
 
@@ -59,7 +58,7 @@ class Site:
 
     def __init__(self) -> None:
         self.controller = FleetController()
-        self.controller.reconfigure({})
+        self.configure({})
         self.up = True
         site = self
 
@@ -71,7 +70,7 @@ class Site:
                     self.reply(PAGE.read_bytes(), "text/html")
                 elif self.path == "/dps/status":
                     status = asyncio.run(site.controller.status())
-                    self.reply(json.dumps(status).encode(), "application/json")
+                    self.reply(bytes(status.body), "application/json")
                 else:
                     self.send_error(404)
 
@@ -88,6 +87,9 @@ class Site:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/dps/"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def configure(self, user_config: dict[str, Any]) -> None:
+        asyncio.run(self.controller.reconfigure(user_config))
 
     def report(self, replica_id: str, sequence: int, **changes: Any) -> None:
         asyncio.run(self.controller.report(state(replica_id, sequence, **changes)))
@@ -126,6 +128,10 @@ def test_page_shows_the_fleet_and_follows_it_by_itself(site: Site, window: Brows
     site.report("calm", 2, health=Health.DEAD, fault="the engine process has ended")
     window.until(f"document.querySelector(\"{row('calm')}\").innerText.includes('dead')")
     assert "1 of 2" in window.text("#summary").replace("\n", " ")
+    assert "versions" not in window.text("#summary")
+    site.report("next", 1, code_version="other")
+    window.until("document.querySelector('#summary').innerText.includes('2 versions')")
+    assert "other, test" in window.text("#summary")
 
 
 def test_page_explains_a_decision_of_a_router(site: Site, window: Browser) -> None:
@@ -162,10 +168,46 @@ def test_page_says_when_the_controller_is_silent_and_when_it_is_back(
 
 
 def test_refused_configuration_is_shown_as_text(site: Site, window: Browser) -> None:
-    site.controller.reconfigure({"routing": {"name": "<script>alert(1)</script>"}})
+    site.configure({"routing": {"name": "<script>alert(1)</script>"}})
     window.open(site.url)
     window.until("!document.querySelector('#error').hidden")
     assert "<script>" in window.text("#error")
+
+
+def test_pin_without_a_replica_is_shown(site: Site, window: Browser) -> None:
+    site.report("a", 1)
+    site.configure({"pins": {"a": "full", "nobody": "fast"}})
+    window.open(site.url)
+    window.until("!document.querySelector('#error').hidden")
+    assert "No replica has the name of these pins: nobody." in window.text("#error")
+
+
+def test_dry_run_is_shown_from_the_moment_it_is_set(site: Site, window: Browser) -> None:
+    """Also before it has decided anything; then with the tiers it would have chosen."""
+
+    def shows(router: FleetView, text: str) -> None:
+        report = router.report("router-1").model_dump(mode="json")
+        asyncio.run(site.controller.report_router(report))
+        window.until(f"document.querySelector('#routers').innerText.includes('{text}')")
+
+    site.report("calm", 1)
+    site.report("restoring", 1, restoring=True)
+    view = FleetView(np.random.default_rng(0))
+    view.offer([Peer("calm"), Peer("restoring")], 0.0)
+    window.open(site.url)
+    shows(view, "\\toff")
+    site.configure({"dry_run": {"policy": {"name": "round_robin"}, "share": 1.0}})
+    shows(view, "round_robin: nothing compared yet")
+    listened = asyncio.run(site.controller.listen(None, 1.0))
+    view.merge(Publication.model_validate(listened), 0.0)
+    for step in range(4):
+        view.decide(0.1 * step, Ask(), limit=1)
+    figures = view.report("router-1").dry_run
+    assert figures is not None
+    assert figures.compared == 4
+    assert (figures.agreed, figures.worse_tier) == (2, 2)
+    shows(view, "round_robin: agrees 50 % of 4, regret")
+    shows(view, f"own picks: 2 of a worse tier, {figures.better_tier} of a better")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

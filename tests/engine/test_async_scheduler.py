@@ -5,6 +5,7 @@ on a device that runs behind the host (``late_device``). Its outputs are made by
 """
 
 import random
+import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -29,10 +30,11 @@ from dps_ray.engine import rank as ranks
 from dps_ray.engine.floors import PRECISION_ARGUMENT
 from dps_ray.engine.scheduler import DpsAsyncScheduler
 from dps_ray.memory.geometry import plan_geometry
+from dps_ray.memory.host_driver import HostExecutor
 from dps_ray.memory.region import ResidualMismatchError
 from dps_ray.modes import Floor, Mode
 
-from .late_device import LateDriver, LateStream, Reached, slow
+from .late_device import STEP_S, LateDriver, LateStream, Reached, slow
 from .test_configure import engine_args
 
 BLOCK_BYTES = 4096
@@ -41,6 +43,8 @@ DEPTH = 2
 """Steps scheduled ahead, as in vLLM's engine core without pipeline parallelism."""
 STOP, TOKEN = 9, 7
 WAVES = 8
+WATERMARK = 0.2
+"""Share of the blocks that admissions leave free; of so few, a usual 5% would be one."""
 
 
 @dataclass
@@ -239,6 +243,32 @@ def test_asynchronous_bursts_leave_weights_and_modes_right(engine: AsyncEngine) 
     assert not engine.stream.errors
 
 
+def test_watermark_of_the_scheduler_composes_with_lending(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Admissions keep blocks free for growth, among them those that a lend would give."""
+    preempted = {}
+    for watermark in (0.0, WATERMARK):
+        config.scheduler_config.watermark = watermark
+        driver = LateDriver()
+        monkeypatch.setattr(ranks, "open_driver", lambda kind, ordinal, driver=driver: driver)
+        engine = AsyncEngine(config, driver, seed=0)
+        never_stopping = iter(float(n) for n in range(1, 100_000)).__next__
+        monkeypatch.setattr(engine.rng, "random", never_stopping)
+        for _ in range(3):
+            names = [engine.add(80, 60) for _ in range(8)]
+            engine.run_dry()
+            assert set(names) <= engine.ends.keys()
+        counters = engine.scheduler.sum_manager.counters
+        assert counters.units_lent > 0
+        assert (engine.full_steps_on_wrong_weights, counters.restores_failed) == (0, 0)
+        assert engine.scheduler.mode is Mode.FULL
+        preempted[watermark] = engine.scheduler._publisher.preemptions
+        engine.close()
+    assert preempted[0.0] > 0, "the load preempts nobody"
+    assert preempted[WATERMARK] < preempted[0.0]
+
+
 def test_without_the_step_fence_a_late_writer_ruins_the_residual(
     engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,14 +282,24 @@ def test_without_the_step_fence_a_late_writer_ruins_the_residual(
     assert engine.full_steps_on_wrong_weights or failed or ruined
 
 
-def test_restores_that_the_fleet_stops_leave_weights_right(engine: AsyncEngine) -> None:
+def test_restores_that_the_fleet_stops_leave_weights_right(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = HostExecutor.copy_summed
+
+    def slowly(*arguments: Any) -> int | None:
+        time.sleep(2 * STEP_S)
+        return copy(*arguments)
+
+    monkeypatch.setattr(HostExecutor, "copy_summed", slowly)
     page, ledger = engine.scheduler._page, engine.scheduler.sum_manager.ledger
     stopped = 0
     for _ in range(WAVES):
         for _ in range(6):
             engine.add(engine.rng.randint(20, 90), engine.rng.randint(2, 20))
         while engine.flights or engine.scheduler.has_requests():
-            stop = engine.rng.random() < 0.2
+            schedules = engine.scheduler.has_requests() and len(engine.flights) < DEPTH
+            stop = schedules and engine.rng.random() < 0.2
             stopped += stop and len(ledger.open_restores)
             page.set_permits(restore_until_s=None, fast=True, stop_restores=stop)
             engine.turn()

@@ -90,6 +90,10 @@ def test_engine_without_dps_is_left_alone(tiny: Any) -> None:
             {"additional_config": {"dps": {"low_watermark": 1.5}}},
             "additional_config.dps.low_watermark is 1.5: Input should be less than or equal to 1",
         ),
+        (
+            {"additional_config": {"dps": {"restore_cap_bytes_per_s": 1e6}}},
+            r"restore_cap_bytes_per_s .1e.06. must not be below restore_floor_bytes_per_s",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
@@ -110,6 +114,8 @@ def test_what_cannot_work_is_refused_in_one_line(
         ({"parallel_config.enable_eplb": True}, ["enable_eplb"]),
         ({"speculative_config": object()}, ["speculative_config"]),
         ({"kv_transfer_config": object()}, ["kv_transfer_config"]),
+        ({"offload_config.uva.cpu_offload_gb": 4.0}, ["cpu_offload_gb"]),
+        ({"offload_config.prefetch.offload_group_size": 8}, ["offload_group_size"]),
         ({"model_config.enable_sleep_mode": True}, ["enable_sleep_mode"]),
         ({"model_config.runner_type": "pooling"}, ["pooling model"]),
         (

@@ -39,6 +39,7 @@ def lending() -> EngineSpec:
         switching("qwen3", "eager"),
         label="lending",
         kv_bytes=4 << 20,
+        engine_arguments={"async_scheduling": True},
         dps={"min_fast_dwell_s": 0.0},
         scenario="burst",
         arguments={"count": 12, "prompt_tokens": 96, "max_tokens": 96},

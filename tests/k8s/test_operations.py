@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from dps_ray.fleet.publication import DEFAULT_ADMIN_PORT, parse_controller_options
+
 Manifest = dict[str, Any]
 
 
@@ -139,5 +141,25 @@ def test_network_policy_covers_both_pods_and_opens_only_ports_they_have(
         for port in pod["spec"]["containers"][0]["ports"]
     }
     opened = [port["port"] for rule in others for port in rule["ports"]]
-    assert opened == [8000, 8265, 8080]
+    assert opened == [8000, 8265, DEFAULT_ADMIN_PORT, 8080]
     assert set(opened) <= listening
+
+
+def test_orders_are_open_to_labelled_pods_of_the_namespace_only(
+    manifests: list[Manifest], pods: dict[str, Manifest], serve_config: Manifest
+) -> None:
+    (policy,) = [m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"]
+    (rule,) = [
+        rule
+        for rule in policy["ingress"]
+        if {"protocol": "TCP", "port": DEFAULT_ADMIN_PORT} in rule.get("ports", ())
+    ]
+    (peer,) = rule["from"]
+    assert "namespaceSelector" not in peer
+    assert not selected(pods, peer["podSelector"])
+    (controller,) = serve_config["applications"][0]["deployments"]
+    admin = parse_controller_options(controller["user_config"]).admin
+    assert (admin.host, admin.port) == ("127.0.0.1", DEFAULT_ADMIN_PORT)
+    for pod in pods.values():
+        variables = {each["name"] for each in pod["spec"]["containers"][0]["env"]}
+        assert admin.token_env in variables

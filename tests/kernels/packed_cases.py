@@ -85,11 +85,25 @@ def experts_equal_float64() -> None:
                 assert ((y.double() - wanted).abs() <= bound).all(), (fmt, full, tokens)
 
 
+def a_token_gets_the_same_bits_from_its_experts_in_every_batch() -> None:
+    """Also beyond one pass of tokens, and where columns of the second product go in blocks."""
+    experts, hidden, inner, top_k, tokens = 16, 576, 32, 8, 2100
+    w13 = packed(planes(nested((experts, 2 * inner, hidden), "e4m3_row", BF16, seed=3), True))
+    w2 = packed(planes(nested((experts, hidden, inner), "e4m3_row", BF16, seed=4), True))
+    x = normal(tokens, hidden, dtype=BF16, seed=1)
+    factors, ids = normal(tokens, experts - 1, seed=5).softmax(dim=-1).topk(top_k, dim=-1)
+    ids[0, 0] = experts - 1  # an expert of one token among experts of hundreds
+    together = moe(x, w13, w2, factors, ids)
+    for part in (slice(0, 1), slice(0, 9), slice(1000, 1040), slice(2030, 2070)):
+        assert torch.equal(moe(x[part], w13, w2, factors[part], ids[part]), together[part]), part
+
+
 CASES = (
     every_value_is_multiplied_exactly,
     products_equal_float64,
     a_token_gets_the_same_bits_in_every_batch,
     experts_equal_float64,
+    a_token_gets_the_same_bits_from_its_experts_in_every_batch,
 )
 
 if __name__ == "__main__":

@@ -114,10 +114,12 @@ class Bench:
         self.worker.submit(task, gate)
         return task
 
-    def end_step(self, *, load: int = 8) -> int:
+    def end_step(self, *, load: int = 8, step_s: float = STEP_S) -> int:
         """End a forward pass in the calling thread; the bytes it copied."""
-        self.pacer.note_step(STEP_S, False, load)
-        return self.worker.copy_between_steps()
+        self.pacer.note_step(step_s, False, load)
+        before = self.worker.counters().bytes
+        self.worker.copy_between_steps()
+        return self.worker.counters().bytes - before
 
     def settle(self) -> None:
         assert self.worker.wait_idle(TIMEOUT_S)

@@ -1,7 +1,19 @@
 """What broke in systems like this one, as users reported it, shown not to break here.
 
-One test a failure; the docstring says in which system it was seen. Failures of the CUDA driver,
-of graphs and of connectors have their tests beside that code.
+One test a failure; the docstring says in which system it was seen. These have theirs elsewhere:
+
+- late writes into memory given back: ``test_late_writer.py``, ``../engine/test_async_scheduler.py``
+- idle engine whose cached blocks hold memory all over: ``../engine/test_block_pool.py``
+- attention backend that splits KV blocks: ``../engine/test_kv_views.py`` (refused)
+- layouts assumed rather than asked for: ``../engine/test_gpu_worker.py``
+- state connectors, KV offloading, sleep amid requests: ``../engine/test_configure.py`` (refused)
+- preemption collapse, growth under a watermark: ``../engine/test_async_scheduler.py``
+- pinned memory over budget: ``../engine/test_rank.py``, ``test_arena_and_backup.py``
+- accuracy of 8-bit experts: ``../kernels/test_moe.py``
+- second set of graphs, its memory and time: ``../engine/test_mode_graphs.py``,
+  ``../engine/test_graph_book.py``
+- handles never released: ``test_cuda_driver_life.py``
+- stale registrations of communication buffers: none needed, they never lie in units
 """
 
 from __future__ import annotations

@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-from .stepped import TIMEOUT_S, Bench, MakeBench
+import pytest
+
+from dps_ray.memory import handover
+
+from .stepped import TIMEOUT_S, Bench, Gate, MakeBench
 
 
 def busy(made: Bench) -> None:
@@ -43,6 +47,22 @@ def test_steps_copy_every_byte_in_their_own_thread(bench: MakeBench) -> None:
     assert all(result.ok for result in made.results)
     assert copied == made.worker.counters().bytes == sum(r.nbytes for r in made.results)
     assert all(made.in_place(segment) for segment in range(3))
+
+
+def test_a_long_step_copies_whole_segments_and_the_restore_thread_reports_them_between_steps(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "MOST_WAIT_S", TIMEOUT_S)
+    made, gate = bench(), Gate()
+    busy(made)
+    for segment in range(6):
+        made.submit(segment, gate)
+    gate.opened.set()
+    while not (copied := made.end_step(step_s=1.0)):
+        time.sleep(1e-4)
+    assert copied == made.rig.arena.used_bytes
+    assert [result.ok for result in made.results] == [True] * 6
+    assert made.rig.layers_intact()
 
 
 def test_nothing_is_copied_beside_a_step(bench: MakeBench) -> None:

@@ -141,6 +141,15 @@ def test_a_rate_held_down_recovers_to_the_links_own_once_copying_disturbs_nobody
     assert busy.pacer.rate_bytes_per_s is None, "the link was not measured while held down"
 
 
+def test_a_cap_holds_for_an_idle_replica_too() -> None:
+    cap = 100e6
+    pacer = Pacer(
+        max_inflation=0.05, floor_bytes_per_s=64e6, cap_bytes_per_s=cap, clock=lambda: 0.0
+    )
+    pacer.next_delay_s(CHUNK_BYTES)
+    assert pacer.next_delay_s(CHUNK_BYTES) == pytest.approx(CHUNK_BYTES / cap)
+
+
 def test_a_paced_restore_runs_freely_once_the_load_has_gone() -> None:
     busy = replica()
     busy.run(20, restoring=False)

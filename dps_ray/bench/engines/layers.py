@@ -20,16 +20,16 @@ SLICES = 10
 class LayersBench:
     """Texts to score, and a burst to come back from."""
 
-    texts: int = 8
+    texts: int = 4
     text_tokens: int = 96
-    choices: int = 6
+    choices: int = 5
     """Steps from no full layer to all of them."""
     residents: int = 4
     fillers: int = 6
     restore_bytes_per_s: float = 100e6
     steps_after: int = 10
     """Steps in full mode that still count."""
-    rounds: int = 5
+    rounds: int = 3
     seed: int = 0
     threads: int = 1
 

@@ -1,5 +1,6 @@
 """``dps-ray bench engine``: decode speed of plain vLLM, full mode and fast mode, in turns."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from dps_ray.checks.specs import EngineSpec
 
 FULL_TARGET = 0.98
 """Full mode must reach this share of plain vLLM's speed."""
+MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,12 @@ class SpeedBench:
 
     batches: Sequence[int] = (1, 8, 32)
     prompt_tokens: int = 32
-    output_tokens: int = 48
-    rounds: int = 9
+    output_tokens: int = 24
+    rounds: int = 15
+    """The most rounds of one batch size."""
     threads: int = 1
+    row_s: float = 40.0
+    """No further round begins after so many seconds, once there are ``MIN_ROUNDS``."""
 
 
 def run_speed(
@@ -38,7 +43,12 @@ def run_speed(
             for process in running.values():
                 process.work("decode", **work)
             speeds: dict[str, list[float]] = {name: [] for name in running}
-            for _, name in in_turns(list(running), bench.rounds):
+            began_s, last = time.monotonic(), 0
+            for number, name in in_turns(list(running), bench.rounds):
+                late = time.monotonic() - began_s > bench.row_s
+                if late and number >= MIN_ROUNDS and number != last:
+                    break
+                last = number
                 speeds[name].append(running[name].work("decode", **work)["tokens_per_s"])
             row = {"model": base.label, "batch": batch, **figures(speeds)}
             rows.append(row)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
@@ -56,7 +55,7 @@ def candidates(kind: str, tokens: int, arch: Arch, splits: int) -> Iterator[Tile
             continue  # FP8 sums are held twice
         if arch.sm < 90 and kind != "fp8" and bn < warps * bm:
             continue  # Ampere's warps would share tokens, and each decode the same weights
-        if tile.shared_bytes(kind) <= arch.shared_bytes - 1024:
+        if tile.shared_bytes(kind, arch) <= arch.shared_bytes - 1024:
             yield tile
 
 
@@ -146,11 +145,17 @@ def milliseconds(launch: Callable[[], object]) -> float:
 
 
 def write(path: Path, made: Entries, arch: Arch) -> None:
-    """Put entries into a table, which starts as the checked-in one; one line for each tile."""
-    source = path if path.exists() else table.CHECKED_IN
-    grown: dict[str, Any] = json.loads(source.read_text())
-    grown[tiles.generation(arch)].update(made)
-    path.write_text(dump(grown))
+    """Put entries into a table, which starts as the checked-in one; one line for each tile.
+
+    Raises
+    ------
+    TileTableError
+        If the file is there and is no table.
+    """
+    stock = table.read(str(table.CHECKED_IN))
+    old = table.read(str(path), "--output") if path.exists() else stock
+    generation = tiles.generation(arch)
+    path.write_text(dump({**old, generation: {**old.get(generation, stock[generation]), **made}}))
 
 
 def dump(generations: dict[str, Entries]) -> str:

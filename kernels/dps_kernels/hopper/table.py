@@ -40,32 +40,40 @@ def kinds_of(generation: str) -> Kinds:
         If the table is missing, unreadable, wrong or without that generation.
     """
     path = os.environ.get(OVERRIDE) or str(CHECKED_IN)
-    table = _read(path)
+    table = _read_once(path)
     if generation not in table:
-        raise _error(path, f"has no {generation!r}, which is this GPU")
+        raise _error(OVERRIDE, path, f"has no {generation!r}, which is this GPU")
     return table[generation]
 
 
-@cache
-def _read(path: str) -> dict[str, Kinds]:
+def read(path: str, named: str = OVERRIDE) -> dict[str, Kinds]:
+    """Read and check a table; ``named`` is the variable or option that names the file.
+
+    Raises
+    ------
+    TileTableError
+        If it is missing, unreadable or wrong.
+    """
     try:
         table = json.loads(Path(path).read_text())
     except OSError as error:
-        raise _error(path, f"cannot be read ({error.strerror})") from None
+        raise _error(named, path, f"cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise _error(path, f"is no JSON ({error})") from None
+        raise _error(named, path, f"is no JSON ({error})") from None
     fault = _fault(table)
     if fault:
-        raise _error(path, fault)
+        raise _error(named, path, fault)
     made: dict[str, Kinds] = table
     return made
 
 
-def _error(path: str, fault: str) -> TileTableError:
-    named = OVERRIDE if os.environ.get(OVERRIDE) else "the checked-in table"
+_read_once = cache(read)
+
+
+def _error(named: str, path: str, fault: str) -> TileTableError:
     return TileTableError(
-        f"{named} is {path!r}, which {fault}: write it anew with "
-        f"'python -m dps_kernels.hopper.autotune NxK --output FILE', or unset {OVERRIDE}"
+        f"{named} is {path!r}, which {fault}: write a table with "
+        f"'python -m dps_kernels.hopper.autotune NxK --output FILE', or leave {named} out"
     )
 
 

@@ -28,10 +28,17 @@ class Tile(NamedTuple):
     splits: int = 0
     """Parts of the sum over K, each a program; 0 fills the GPU."""
 
-    def shared_bytes(self, kind: str) -> int:
-        """Shared memory of the pipeline, about."""
+    def shared_bytes(self, kind: str, arch: Arch) -> int:
+        """Shared memory of the pipeline or of the 16-bit results, but for some words of barriers.
+
+        What is in registers when the tensor cores read it needs a buffer less than there are
+        stages: both operands before Hopper, and the decoded weights there, too.
+        """
         x, w = {"full": (2, 2), "fast": (2, 1), "fp8": (1, 1)}[kind]
-        return self.stages * self.bk * (self.bm * x + self.bn * w)
+        x_buffers = self.stages - (arch.sm < 90)
+        w_buffers = self.stages - (arch.sm < 90 or kind != "fp8")
+        pipeline = self.bk * (x_buffers * self.bm * x + w_buffers * self.bn * w)
+        return max(pipeline, 2 * self.bm * self.bn)
 
 
 def kind_of(full: bool, tokens: int, arch: Arch) -> str:
@@ -59,7 +66,7 @@ def choose(kind: str, tokens: int, rows: int, columns: int, arch: Arch) -> Tile:
 def fill(tile: Tile, kind: str, tokens: int, rows: int, columns: int, arch: Arch) -> int:
     """Give the number of splits with which all programs are resident at once."""
     programs = -(-tokens // tile.bm) * -(-rows // tile.bn)
-    per_processor = max(1, arch.shared_bytes // (tile.shared_bytes(kind) + 1024))
+    per_processor = max(1, arch.shared_bytes // (tile.shared_bytes(kind, arch) + 1024))
     resident = arch.processors * min(per_processor, 64 // (4 * tile.warps))
     most = min(MAX_SPLITS, columns // (tile.bk * MIN_STEPS))
     return max(1, min(resident // programs, most))

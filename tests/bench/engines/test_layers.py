@@ -52,7 +52,7 @@ def test_each_step_counts_for_as_long_as_it_took_and_both_ways_up_to_the_later_r
 @pytest.mark.engine
 def test_residents_that_no_burst_disturbs_do_not_diverge(tmp_path: Path) -> None:
     base = EngineSpec("calm", str(make_tiny("qwen3", tmp_path)), 4 << 20, max_model_len=256)
-    spec = layers.specs(base, "auto")[LAYER]
+    spec = layers.specs(base, "auto", 1e9)[LAYER]
     with EngineProcess(replace(spec, enable_prefix_caching=False), threads=1) as process:
         process.wait_until_ready()
         result = process.work(
@@ -61,7 +61,6 @@ def test_residents_that_no_burst_disturbs_do_not_diverge(tmp_path: Path) -> None
             fillers=[],
             filler_tokens=1,
             steps_after=40,
-            restore_bytes_per_s=1e9,
         )
     assert len(result["points"]) == 40
     assert max(value for one in result["points"] for value in one["kl"]) < 1e-4

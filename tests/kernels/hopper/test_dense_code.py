@@ -55,6 +55,11 @@ def check(arch, kind, tokens, fmt="e4m3", dtype=torch.float16, **shape):
     assert gemm.has(matrix_instruction(kind, arch))
     assert per_weight <= MOST_INTEGER_OPERATIONS[kind]
     assert gemm.shared_bytes <= arch.shared_bytes - 1024
+    # From the tile, `tiles.fill` knows how many programs are resident at once; before Hopper tokens
+    # that were scaled in the loop take a buffer of their own on their way to the tensor cores.
+    scaled = gemm.constants["SCALE_X"] and arch.sm < 90
+    known = tile.shared_bytes(kind, arch) + scaled * tile.bm * tile.bk * 2
+    assert 0 <= gemm.shared_bytes - known <= 128
     if gemm.has("HGMMA"):
         # Not one by one: the next is decoded and issued while the last runs.
         waits = sum(".DEPBAR" in i.suffix for i in gemm.loop.body if i.name == "WARPGROUP")

@@ -1,14 +1,15 @@
-"""The machine code of the grouped GEMM, for the tiles that the table gives real layers.
+"""The machine code of the grouped GEMM, for every tile of the checked-in table.
 
 What is compiled is what `moe` launches: nothing here repeats a tile or an argument's type.
 """
 
+import json
 from functools import cache
 
 import pytest
 import torch
 from dps_kernels import Planes
-from dps_kernels.hopper import moe
+from dps_kernels.hopper import moe, table, tiles
 from dps_kernels.hopper.arch import Arch
 from dps_kernels.planes import K16
 
@@ -19,6 +20,13 @@ ARCHS = {80: Arch(80, 108, 167936), 89: Arch(89, 142, 102400), 90: Arch(90, 132,
 REGISTERS, SHARED = 255, {80: 166912, 89: 101376, 90: 232448}
 BOUNDS = {"full": 3.6, "fast": 3.2, "fp8": 0.6}
 """Integer operations per weight. The tensor cores take FP8 as it is: only addresses remain."""
+MATRIX = {
+    (80, False): "HMMA",
+    (89, False): "HMMA",
+    (89, True): "QMMA",
+    (90, False): "HGMMA",
+    (90, True): "QGMMA",
+}
 
 DECODE, PREFILL = 32, 4096
 
@@ -60,25 +68,32 @@ def check(kernel, sm, kind):
     assert waits <= kernel.loop.count(("HGMMA", "QGMMA")) / 2  # the next is issued while one runs
 
 
-@pytest.mark.parametrize("tokens", [DECODE, 256, 600, PREFILL])
-def test_full_mode_on_hopper_decodes_in_registers_for_its_tensor_cores(tokens):
-    for kernel in launched(90, tokens, full=True)["moe_gemm"]:
-        check(kernel, 90, "full")
-        assert kernel.has("HGMMA")
-        assert kernel.constants["FULL"]
+def table_entries():
+    """Every entry for experts, with tokens that it serves."""
+    cases = []
+    for sm in ARCHS:
+        for key, entries in json.loads(table.CHECKED_IN.read_text())[f"sm{sm}"].items():
+            moe_, _, kind = key.partition(" ")
+            if moe_ != "moe":
+                continue
+            # Where there are FP8 tensor cores, fast mode uses them for more routes than these.
+            most = tiles.FP8_FROM_TOKENS - 1 if kind == "fast" and sm >= 89 else 512
+            for entry in entries:
+                routes = entry["tokens"] or most
+                case = sm, kind, routes * EXPERTS // TOP_K, entry
+                cases.append(pytest.param(*case, id=f"{sm}-{key}-{entry['tokens']}"))
+    return cases
 
 
-@pytest.mark.parametrize("tokens", [DECODE, 600])
-def test_fast_mode_of_few_tokens_reads_one_byte_a_weight(tokens):
-    for kernel in launched(90, tokens, full=False)["moe_gemm"]:
-        check(kernel, 90, "fast")
-        assert kernel.has("HGMMA")
-
-
-def test_fast_mode_of_many_tokens_runs_on_the_fp8_tensor_cores():
-    for kernel in launched(90, PREFILL, full=False)["moe_gemm"]:
-        check(kernel, 90, "fp8")
-        assert kernel.has("QGMMA")
+@pytest.mark.parametrize(("sm", "kind", "tokens", "entry"), table_entries())
+def test_tile_spills_nothing_fits_and_decodes_under_the_bound(sm, kind, tokens, entry):
+    gemms = launched(sm, tokens, kind == "full")["moe_gemm"]
+    assert [gemm.constants["GATED"] for gemm in gemms] == [True, False]
+    for gemm in gemms:
+        assert tile(gemm) == tuple(entry[name] for name in ("bm", "bn", "bk"))
+        assert (gemm.constants["FULL"], gemm.constants["FP8"]) == (kind == "full", kind == "fp8")
+        assert gemm.has(MATRIX[sm, kind == "fp8"])
+        check(gemm, sm, kind)
 
 
 def test_e5m2_meets_the_same_bounds():
@@ -91,22 +106,6 @@ def test_e5m2_weights_meet_e4m3_activations_on_the_fp8_tensor_cores():
         check(kernel, 90, "fp8")
         products = {i.suffix for i in kernel.loop.body if i.name == "QGMMA"}
         assert all("E5M2" in suffix and "E4M3" in suffix for suffix in products)
-
-
-@pytest.mark.parametrize("full", [True, False])
-@pytest.mark.parametrize("tokens", [DECODE, PREFILL])
-def test_ampere_decodes_each_weight_once(tokens, full):
-    for kernel in launched(80, tokens, full)["moe_gemm"]:
-        check(kernel, 80, "full" if full else "fast")
-        assert kernel.has("HMMA")
-
-
-def test_ada_multiplies_fp8_and_keeps_to_its_smaller_shared_memory():
-    for kernel in launched(89, PREFILL, full=False)["moe_gemm"]:
-        check(kernel, 89, "fp8")
-        assert kernel.has("QMMA")
-    for kernel in launched(89, DECODE, full=True)["moe_gemm"]:
-        check(kernel, 89, "full")
 
 
 def test_a_gate_meets_its_up_without_leaving_the_thread():

@@ -33,10 +33,18 @@ def test_fast_mode_multiplies_in_fp8_only_where_tensor_cores_do_and_tokens_are_m
 def test_splits_fill_the_gpu_once_and_leave_each_some_steps():
     tile = tiles.Tile(16, 64, 128, 4, 4)
     alone = tiles.fill(tile, "full", 1, 4096, 65536, H100)
-    resident = H100.processors * (H100.shared_bytes // (tile.shared_bytes("full") + 1024))
+    resident = H100.processors * (H100.shared_bytes // (tile.shared_bytes("full", H100) + 1024))
     assert alone * 64 <= resident < (alone + 1) * 64
     assert tiles.fill(tile, "full", 1, 4096, 1024, H100) == 2  # of 8 steps, 4 each
     assert tiles.fill(tile, "full", 1, 150000, 4096, H100) == 1
+
+
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)])
+def test_full_mode_of_an_8b_model_at_few_tokens_fills_a_hopper_gpu_in_one_wave(shape):
+    tile = tiles.choose("full", 16, *shape, H100)
+    programs = -(-shape[0] // tile.bn) * tile.splits
+    places = H100.processors * (H100.shared_bytes // (tile.shared_bytes("full", H100) + 1024))
+    assert 0.95 * places <= programs <= places
 
 
 def test_candidates_fit_the_shared_memory_and_decode_no_weight_twice():
@@ -44,7 +52,7 @@ def test_candidates_fit_the_shared_memory_and_decode_no_weight_twice():
         for tokens in autotune.TOKENS:
             made = list(autotune.candidates("full", tokens, arch, 0))
             assert made
-            assert all(t.shared_bytes("full") < arch.shared_bytes for t in made)
+            assert all(t.shared_bytes("full", arch) < arch.shared_bytes for t in made)
             assert arch is H100 or all(t.bn >= t.warps * t.bm for t in made)
 
 
@@ -75,6 +83,20 @@ def test_experts_are_tuned_by_the_routes_each_gets_and_without_splits(tmp_path, 
     few, many = (moe.plan_for(routes * 128, planes, H100) for routes in (2, 512))
     assert (few.kind, few.tile.bm, few.tile.splits) == ("fast", 16, 1)
     assert (many.kind, many.tile.bm) == ("fp8", 128)
+
+
+def test_autotune_adds_to_a_table_and_leaves_a_broken_file_alone(tmp_path):
+    tile = {"tokens": None, **tiles.Tile(16, 64, 128, 4, 4)._asdict()}
+    path = tmp_path / "tiles.json"
+    for arch, key in ((A100, "full 512x1024"), (H100, "full 512x1024"), (H100, "fast 512x1024")):
+        autotune.write(path, {key: [tile]}, arch)
+    grown = table.read(str(path))
+    assert grown["sm80"]["full 512x1024"] == grown["sm90"]["fast 512x1024"] == [tile]
+    assert "full 512x1024" in grown["sm90"]
+    path.write_text("{}")
+    with pytest.raises(table.TileTableError, match=r"^--output is '.*', which is no object"):
+        autotune.write(path, {"full": [tile]}, H100)
+    assert path.read_text() == "{}"
 
 
 def test_weights_of_other_shapes_are_refused():
@@ -130,7 +152,7 @@ def test_a_table_that_cannot_serve_is_refused_with_what_is_wrong(
     message = str(refusal.value)
     assert message.startswith(f"DPS_KERNELS_TILES is {str(path)!r}, which ")
     assert fault in message
-    assert message.endswith("--output FILE', or unset DPS_KERNELS_TILES")
+    assert message.endswith("--output FILE', or leave DPS_KERNELS_TILES out")
 
 
 def test_a_table_that_is_not_there_or_no_json_is_named(tmp_path, monkeypatch):

@@ -1,0 +1,22 @@
+"""Lets an engine make its first tokens before it is called ready."""
+
+from typing import Any
+
+from vllm import SamplingParams
+
+TOKENS = 2
+"""One of a prefill, one of a decode."""
+
+
+async def warm_up(client: Any) -> None:
+    """Run a short request through an engine: its first step loads code for seconds.
+
+    Parameters
+    ----------
+    client
+        vLLM's ``AsyncLLM``.
+    """
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, detokenize=False)
+    prompt = {"prompt_token_ids": [0] * TOKENS}
+    async for _ in client.generate(prompt, params, request_id="dps-warm-up"):
+        pass

@@ -1,0 +1,91 @@
+"""Orders have a port of their own: taken, freed, moved and closed while the controller runs."""
+
+import asyncio
+import socket
+from typing import Any
+
+import httpx
+import pytest
+from dps_deployments.admin_listener import AdminListener
+
+from dps_ray.fleet.publication import AdminOptions
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def options(port: int, **changes: Any) -> AdminOptions:
+    return AdminOptions(**{"token_env": "SOME_TOKEN", "port": port, **changes})
+
+
+async def answers(port: int) -> bool:
+    try:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            return (await client.get(f"http://127.0.0.1:{port}/")).status_code == 204
+    except httpx.TransportError:
+        return False
+
+
+async def listening(listener: AdminListener) -> None:
+    async with asyncio.timeout(10.0):
+        while listener.address is None:
+            await asyncio.sleep(0.01)
+
+
+def test_listener_moves_with_its_options_and_closes_with_the_token() -> None:
+    async def run() -> None:
+        first, second = free_port(), free_port()
+        listener = AdminListener(app)
+        await listener.apply(options(first, token_env=None))
+        assert listener.address is None
+        await listener.apply(options(first))
+        await listening(listener)
+        assert listener.address == f"127.0.0.1:{first}"
+        assert await answers(first)
+        await listener.apply(options(second))
+        await listening(listener)
+        assert await answers(second)
+        assert not await answers(first)
+        await listener.apply(options(second, token_env=None))
+        assert listener.address is None
+        assert not await answers(second)
+
+    asyncio.run(run())
+
+
+def test_taken_port_is_named_and_used_as_soon_as_it_is_free() -> None:
+    async def run() -> None:
+        listener = AdminListener(app)
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            await listener.apply(options(port))
+            await asyncio.sleep(0)
+            assert listener.address is None
+            assert f"admin.port is {port}: another process" in str(listener.fault)
+        await listening(listener)
+        assert listener.fault is None
+        assert await answers(port)
+        await listener.close()
+        assert not await answers(port)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_address_of_no_interface_is_named(host: str) -> None:
+    async def run() -> None:
+        listener = AdminListener(app)
+        await listener.apply(options(free_port(), host=host))
+        await asyncio.sleep(0)
+        assert f"admin.host is '{host}'" in str(listener.fault)
+        await listener.close()
+
+    asyncio.run(run())
