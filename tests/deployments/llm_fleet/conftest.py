@@ -10,10 +10,21 @@ from ray import serve
 from ..cluster import Cluster
 from .llm import llm_args
 
+_deployed: list[str] = []
 
-@pytest.fixture(scope="package")
+
+@pytest.fixture(scope="session")
 def api(cluster: Cluster) -> Iterator[httpx.Client]:
+    """Deployed for the first test of the folder; the last one takes the fleet down."""
+    _deployed.append("llm")
     cluster.run(build_fleet(llm_args()), "llm", "/")
     with httpx.Client(base_url=cluster.url, timeout=120.0) as client:
         yield client
-    serve.delete("llm")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Other folders' tests need the memory; folders that are no packages have no scope."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        while _deployed:
+            serve.delete(_deployed.pop())
