@@ -104,7 +104,10 @@ class BuildKernels(build_ext):
 
     def _packages(self, ext: Extension) -> list[Path]:
         """Where the package is built, and where an editable installation imports it from."""
-        return [Path(self.get_ext_fullpath(ext.name)).parent, Path("kernels/dps_kernels")]
+        folders = [Path(self.get_ext_fullpath(ext.name)).parent]
+        if self.inplace or self.editable_mode:
+            folders.append(Path("kernels/dps_kernels"))
+        return folders
 
 
 def kernels() -> list[Extension]:

@@ -61,6 +61,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     # vLLM logs to standard output, which belongs to the table or to the JSON object.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from dps_kernels.library import has_packed
+
     from dps_ray.bench.kernels import table
     from dps_ray.bench.kernels.measure import run_bench
     from dps_ray.bench.kernels.targets import verdicts
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         lambda text: say(args, text),
     )
     report.figures["rows"] = rows
-    if device.type == "cpu":
+    if device.type == "cpu" and args.dtype == "bfloat16" and has_packed():
         checks |= verdicts(rows)
     for label, held in checks.items():
         report.check(label, held)

@@ -78,7 +78,11 @@ class Pacer:
         self._link_rate: float | None = None
         self._due = clock()
         self._busy_until = clock()
-        self._slices = StepSlices(max_inflation=max_inflation, floor_bytes_per_s=floor_bytes_per_s)
+        self._slices = StepSlices(
+            max_inflation=max_inflation,
+            floor_bytes_per_s=floor_bytes_per_s,
+            cap_bytes_per_s=cap_bytes_per_s,
+        )
 
     @property
     def rate_bytes_per_s(self) -> float | None:

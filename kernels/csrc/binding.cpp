@@ -2,7 +2,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/silu.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
@@ -13,9 +12,11 @@ namespace {
 using at::Tensor;
 using dps::Codec;
 using dps::kGrain;
-using dps::kMoeTokens;
 using dps::NestedWeight;
 using dps::scratch;
+
+// Tokens of one pass over the experts: bounds the float32 intermediates, top-k rows a token.
+constexpr int64_t kMoeTokens = 512;
 
 dps::Dtype dtype_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {

@@ -85,9 +85,6 @@ struct Routing {
 // Work below this many multiply-adds a thread is not worth waking one up for.
 constexpr int64_t kGrain = 1 << 17;
 
-// Tokens of one pass over the experts: bounds the float32 intermediates, top-k rows a token.
-constexpr int64_t kMoeTokens = 512;
-
 // Scratch of the calling thread; it grows to the largest request and is then reused.
 inline float* scratch(int64_t floats) {
   struct Free {

@@ -56,8 +56,8 @@ void pack_tile(const uint16_t* x, const int64_t* source, int64_t token, int64_t 
 Tensor linear(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower, bool e5m2,
               const std::optional<Tensor>& row_shift, const std::optional<Tensor>& bias) {
   const NestedWeight weight{upper, lower, e5m2, row_shift};
-  const int64_t rows = weight.rows(), columns = weight.columns();
   weight.check(2);
+  const int64_t rows = weight.rows(), columns = weight.columns();
   check_linear(x, rows, columns, bias);
   TORCH_CHECK(rows % kPanelRows == 0 && columns % kStep == 0, "layout");
   auto shape = x.sizes().vec();

@@ -12,8 +12,8 @@ namespace dps {
 namespace {
 
 // With few tokens memory decides (the fewest take turns, see turns.inl): short chunks of a few panels
-// are that many streams for the hardware to fetch ahead, and each plane is fetched by software as far ahead as the panel's next
-// turn. With many, long chunks spare loads and stores of sums.
+// are that many streams for the hardware to fetch ahead, and each plane is fetched by software as far
+// ahead as the panel's next turn. With many, long chunks spare loads and stores of sums.
 constexpr int64_t kFewTokens = 64;
 constexpr int64_t kFewColumns = 64, kManyColumns = kChunkColumns;
 constexpr int64_t kFewPanels = 2;

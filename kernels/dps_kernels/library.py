@@ -33,7 +33,7 @@ def available() -> bool:
 
     Raises
     ------
-    RuntimeError
+    ValueError
         ``DPS_KERNELS_ISA`` names no instruction set.
     """
     # Here only: another installation's library would be of other sources.

@@ -30,13 +30,15 @@ def tree(tmp_path: Path) -> Path:
 def build(tree: Path, compiler: str) -> None:
     # In this process's environment g++ may be named differently for C, C++ and linking.
     names = dict.fromkeys(("CC", "CXX", "LDSHARED", "LDCXXSHARED"), compiler)
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
         cwd=tree,
         env={**os.environ, **names},
-        check=True,
         capture_output=True,
+        text=True,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
 
 
 def asked(tree: Path) -> subprocess.CompletedProcess[str]:

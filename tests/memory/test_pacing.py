@@ -150,6 +150,18 @@ def test_a_cap_holds_for_an_idle_replica_too() -> None:
     assert pacer.next_delay_s(CHUNK_BYTES) == pytest.approx(CHUNK_BYTES / cap)
 
 
+def test_a_cap_holds_for_what_steps_copy_too() -> None:
+    cap = 30e6
+    pacer = Pacer(max_inflation=0.05, floor_bytes_per_s=20e6, cap_bytes_per_s=cap)
+    copied = 0
+    for _ in range(1000):
+        pacer.note_step(0.02, restoring=copied > 0, load=8)
+        nbytes = pacer.slice_bytes
+        pacer.note_slice(nbytes, nbytes / LINK_BYTES_PER_S)
+        copied += nbytes
+    assert copied == pytest.approx(1000 * 0.02 * cap, rel=0.1)
+
+
 def test_a_paced_restore_runs_freely_once_the_load_has_gone() -> None:
     busy = replica()
     busy.run(20, restoring=False)

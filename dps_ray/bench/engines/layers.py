@@ -41,6 +41,7 @@ def specs(base: EngineSpec, kernel: str, restore_bytes_per_s: float) -> dict[str
         "kernel": kernel,
         "min_fast_dwell_s": 0.0,
         "restore_chunk_bytes": 256 << 10,
+        "restore_max_inflation": 0.0,
         "restore_floor_bytes_per_s": restore_bytes_per_s,
         "restore_cap_bytes_per_s": restore_bytes_per_s,
     }

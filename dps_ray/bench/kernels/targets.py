@@ -42,17 +42,18 @@ TARGETS = {shape.name: EXPERTS if isinstance(shape, Moe) else DENSE for shape in
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
     """Which targets the rows of named layers reach; layers given by size have none."""
-    return {
-        _label(row, target): row[target.figure][target.mode]["median"] >= target.least
-        for row in rows
-        for target in TARGETS.get(row["shape"], ())
-        if target.first <= row["tokens"] <= target.last
-    }
+    held = {}
+    for row in rows:
+        for target in TARGETS.get(row["shape"], ()):
+            if target.first <= row["tokens"] <= target.last:
+                median = row[target.figure][target.mode]["median"]
+                held[_label(row, target, median)] = median >= target.least
+    return held
 
 
-def _label(row: dict[str, Any], target: Target) -> str:
+def _label(row: dict[str, Any], target: Target, median: float) -> str:
     what = f"x {row['rival']}" if target.figure == "speedup" else "of stream bandwidth"
     return (
         f"{row['shape']} {row['format']} M={row['tokens']} threads={row['threads']}: "
-        f"{target.mode} >= {target.least} {what}"
+        f"{target.mode} >= {target.least} {what} ({median:.2f})"
     )

@@ -188,6 +188,11 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA device: tiles can only be measured on the GPU that will run them")
+    if options.output.exists():
+        try:
+            table.read(str(options.output), "--output")
+        except table.TileTableError as error:
+            parser.error(str(error))
     arch = archs.of_device(torch.device("cuda", torch.cuda.current_device()))
     for weight in options.weights:
         clock = moe_clock if len(weight) == 4 else dense_clock

@@ -117,8 +117,8 @@ def test_a_gate_meets_its_up_without_leaving_the_thread():
     assert not any(i.name in ("STS", "SHFL") for i in gated.code)
 
 
-def test_no_number_of_tokens_needs_another_compilation():
-    """Eight routes, 16 or 24 run the same code: nothing is compiled in the middle of serving."""
+def test_batches_of_one_tile_share_one_compilation():
+    """Eight routes, 16 or 24 run the same code."""
     keys = [
         {kernel.key for kernels in launched(90, tokens, full=True).values() for kernel in kernels}
         for tokens in (1, 2, 3)
