@@ -47,9 +47,10 @@ def bench_memory(
     say
         Receives a line as each part ends.
     """
-    if min(units, unit_mib, rounds) < 1:
+    if min(units, unit_mib, rounds, load_rounds) < 1:
         raise DpsConfigError(
-            f"units, unit-mib and rounds are {units}, {unit_mib}, {rounds}: give 1 or more"
+            f"units, unit-mib, rounds and load rounds are {units}, {unit_mib}, {rounds}, "
+            f"{load_rounds}: give 1 or more"
         )
     report = Report("bench memory", {"units": units, "unit_mib": unit_mib})
     options = DpsOptions()

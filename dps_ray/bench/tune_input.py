@@ -183,7 +183,10 @@ def _of_a_run(run: Path) -> dict[str, Any]:
         )
     if returns:
         # While it copies, pacing lets the steps stretch by this share.
-        share = DpsOptions(**options).restore_max_inflation
+        try:
+            share = DpsOptions(**options).restore_max_inflation
+        except ValidationError as error:
+            raise DpsConfigError(*faults_of(error, f"{run}.dps_options")) from None
         seen["switch_to_full_ms"] = 1000.0 * busy_s / returns * share
     return seen
 

@@ -77,9 +77,10 @@ class RankReports:
             outcomes = [section.outcomes[task.unit] for section in self._sections]
             if any(outcome == -task.epoch for outcome in outcomes):
                 rank = outcomes.index(-task.epoch)
-                manager.on_restore_failed(
-                    task.unit, task.epoch, f"rank {rank}: {self._sections[rank].error}"
-                )
+                # A rank has room for one text: of two units that failed between two steps, the
+                # later one's.
+                cause = f"rank {rank}, latest failure: {self._sections[rank].error}"
+                manager.on_restore_failed(task.unit, task.epoch, cause)
             elif all(outcome == task.epoch for outcome in outcomes):
                 manager.on_restored(task.unit, task.epoch)
 

@@ -71,20 +71,25 @@ class Handover:
             raise failure
         return True
 
-    def copy_slices(self, idle: Callable[[], bool]) -> tuple[int, float]:
-        """Copy what may be copied now; the bytes, and the seconds that the copies took.
+    def copy_slices(self, idle: Callable[[], bool], count: Callable[[int, float], None]) -> None:
+        """Copy what may be copied now.
 
         For the steps' thread, between two steps. A failure is the restore thread's to report. When
         a copy is complete, that thread reports it and offers the next one meanwhile: amid the next
-        step it would push one of the step's threads aside. ``idle`` says that it has none to offer.
+        step it would push one of the step's threads aside.
+
+        Parameters
+        ----------
+        idle
+            Says that the restore thread has no copy to offer.
+        count
+            Is given each slice's bytes and seconds, before anybody learns that its copy is
+            complete: the report of that copy contains them.
         """
-        nbytes, seconds = 0, 0.0
         with self._changed:
             while self._offered is not None and self._pacer.slice_bytes:
                 copy = self._offered
-                copied_bytes, copy_s = self._copy_slice(copy)
-                nbytes += copied_bytes
-                seconds += copy_s
+                count(*self._copy_slice(copy))
                 if copy.left_bytes and self._failure is None:
                     break
                 self._offered = None
@@ -92,7 +97,6 @@ class Handover:
                 began_s = time.monotonic()
                 self._changed.wait_for(lambda: self._offered is not None or idle(), MOST_WAIT_S)
                 self._pacer.note_slice(0, time.monotonic() - began_s)
-        return nbytes, seconds
 
     def wake(self) -> None:
         """Let the restore thread see that the steps have ceased."""

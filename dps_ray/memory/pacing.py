@@ -78,6 +78,8 @@ class Pacer:
         self._link_rate: float | None = None
         self._due = clock()
         self._busy_until = clock()
+        self._passes = 0
+        """Begun and not ended."""
         self._slices = StepSlices(
             max_inflation=max_inflation,
             floor_bytes_per_s=floor_bytes_per_s,
@@ -93,6 +95,7 @@ class Pacer:
     def begin_step(self) -> None:
         """Slow down before the first step after a rest ends, not behind it."""
         with self._lock:
+            self._passes += 1
             wait_s = max(self._idle_after_s, 2 * self._step_s)
             self._busy_until = max(self._busy_until, self._clock() + wait_s)
 
@@ -115,8 +118,10 @@ class Pacer:
         """
         with self._lock:
             if load == 0:
+                self._passes = 0
                 self._busy_until = self._clock()
                 return
+            self._passes = max(0, self._passes - 1)
             self._busy_until = self._clock() + max(self._idle_after_s, 2 * duration_s)
             self._step_s = duration_s
             self._slices.step_ended(duration_s)
@@ -138,9 +143,14 @@ class Pacer:
 
     @property
     def busy_left_s(self) -> float:
-        """How long the replica counts as busy if no further step ends, seconds; 0 when idle."""
+        """How long the replica counts as busy if no further step ends, seconds; 0 when idle.
+
+        It never runs out amid a pass, however long that is compared with those before it. On a
+        device the end of the last pass may be noticed only with the next one: ask it on hosts.
+        """
         with self._lock:
-            return max(0.0, self._busy_until - self._clock())
+            least_s = self._idle_after_s if self._passes else 0.0
+            return max(least_s, self._busy_until - self._clock())
 
     @property
     def slice_bytes(self) -> int:

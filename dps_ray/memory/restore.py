@@ -129,8 +129,9 @@ class RestoreWorker:
             if not self._pacer.busy_left_s:
                 self._handover.wake()
             elif not (self._held or self._abandoned):
-                nbytes, seconds = self._handover.copy_slices(self._idle)
-                self._counters.add(bytes=nbytes, busy_seconds=seconds)
+                self._handover.copy_slices(
+                    self._idle, lambda nbytes, s: self._count(bytes=nbytes, busy_seconds=s)
+                )
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is queued or running; whether that came before the timeout."""

@@ -12,6 +12,7 @@ from dps_ray.bench.memory_load import RESTORING, WINDOWS, LoadSamples, inflation
 from dps_ray.bench.memory_rig import memory_rig, ratio
 from dps_ray.bench.paper_rule import PAPER_CHUNK_S, ThrottledPacer
 from dps_ray.commands import StepCommand
+from dps_ray.config import DpsConfigError
 from dps_ray.memory.driver import Fence
 from dps_ray.report import Report
 
@@ -22,6 +23,13 @@ def test_every_part_is_measured_and_the_switch_calls_no_driver() -> None:
     assert {"switch", "restore", "under_load"} <= report.figures.keys()
     assert report.checks["the switch to fast makes no driver call"]
     assert len(said) == 9
+
+
+@pytest.mark.parametrize("name", ["units", "unit_mib", "rounds", "load_rounds"])
+def test_nothing_to_measure_is_refused_with_the_remedy(name: str) -> None:
+    sizes = {"units": 1, "unit_mib": 1, "rounds": 1, "load_rounds": 1, name: 0}
+    with pytest.raises(DpsConfigError, match="give 1 or more"):
+        bench_memory(**sizes, say=lambda text: None)
 
 
 def test_the_paper_rule_takes_its_time_for_the_bytes_of_a_chunk() -> None:

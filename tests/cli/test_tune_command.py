@@ -154,3 +154,16 @@ def test_a_summary_without_occupancy_is_named(
     other.write_text('{"elastic": {"occupancy": {"period_s": 1}}}')
     assert main(["tune", str(costs), "--summary", str(other)]) == 2
     assert "has no elastic.switches_to_full" in capsys.readouterr().err
+
+
+def test_an_edited_option_of_a_summary_is_one_line_with_the_field(
+    costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = tmp_path / "summary.json"
+    elastic = {"switches_to_full": 1, "restore_busy_s": 1.0, "occupancy": {"period_s": 1}}
+    options = {"restore_max_inflation": -1}
+    summary.write_text(json.dumps({"elastic": elastic, "dps_options": options}))
+    assert main(["tune", str(costs), "--summary", str(summary)]) == 2
+    said = capsys.readouterr().err
+    assert f"{summary}.dps_options.restore_max_inflation is -1" in said
+    assert said.count("\n") == 1

@@ -21,5 +21,10 @@ def test_failed_restore_is_reported_with_its_cause_and_rank() -> None:
     RankReports(page, 2).deliver(manager)  # type: ignore[arg-type]
     page.remove()
     assert said == [
-        (3, 7, "rank 1: segment 3 was not restored into unit 3: copy(4096 bytes): link down")
+        (
+            3,
+            7,
+            "rank 1, latest failure: segment 3 was not restored into unit 3: copy(4096 bytes): "
+            "link down",
+        )
     ]

@@ -62,6 +62,9 @@ def test_a_long_step_copies_whole_segments_and_the_restore_thread_reports_them_b
         time.sleep(1e-4)
     assert copied == made.rig.arena.used_bytes
     assert [result.ok for result in made.results] == [True] * 6
+    seconds = [result.seconds for result in made.results]
+    assert min(seconds) > 0.0
+    assert sum(seconds) == pytest.approx(made.worker.counters().busy_seconds)
     assert made.rig.layers_intact()
 
 

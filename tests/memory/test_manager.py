@@ -334,7 +334,8 @@ def test_every_step_that_copies_ran_beside_counts_as_restoring_when_several_end_
     builder: Callable[..., Rig],
 ) -> None:
     """Else the later ones would teach the pacing that steps are slow by themselves."""
-    rig, pacer = builder(), HearingPacer()
+    engine, pacer = CudaSteps(), HearingPacer()
+    rig = builder(driver=engine.driver)
     rig.region.upload_all()
     with MemoryManager(
         rig.region, pacer=pacer, chunk_bytes=1024, verify=True, on_done=lambda result: None
@@ -345,6 +346,7 @@ def test_every_step_that_copies_ran_beside_counts_as_restoring_when_several_end_
         launched.append(manager.begin_step())
         for copied_before in launched:
             manager.note_step(0.01, 4, copied_before=copied_before)
+    engine.close()
     assert pacer.heard == [True, True, False]
 
 

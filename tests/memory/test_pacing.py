@@ -237,3 +237,21 @@ def test_what_returned_layers_cost_is_not_taken_for_the_restores_doing(told: boo
         steps(10, tenth / 10, restoring=True)
     after = busy.pacer.rate_bytes_per_s or LINK_BYTES_PER_S
     assert (after > 0.5 * before) is told
+
+
+def test_a_pass_much_longer_than_those_before_it_is_no_rest() -> None:
+    clock = [100.0]
+    pacer = Pacer(max_inflation=0.05, floor_bytes_per_s=1e6, clock=lambda: clock[0])
+    pacer.begin_step()
+    clock[0] += 0.02
+    pacer.note_step(0.02, False, 8)
+    pacer.begin_step()
+    for _ in range(10):
+        clock[0] += 1.0
+        assert pacer.busy_left_s >= 1.0
+    pacer.note_step(10.0, False, 4096)
+    clock[0] += 20.0
+    assert pacer.busy_left_s == 0.0
+    pacer.begin_step()
+    pacer.note_step(0.0, False, 0)
+    assert pacer.busy_left_s == 0.0
