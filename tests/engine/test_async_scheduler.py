@@ -43,6 +43,7 @@ DEPTH = 2
 """Steps scheduled ahead, as in vLLM's engine core without pipeline parallelism."""
 STOP, TOKEN = 9, 7
 WAVES = 8
+ATTEMPTS = 10
 WATERMARK = 0.2
 """Share of the blocks that admissions leave free; of so few, a usual 5% would be one."""
 
@@ -275,11 +276,15 @@ def test_without_the_step_fence_a_late_writer_ruins_the_residual(
     reached = LateStream().mark()
     monkeypatch.setattr(LateStream, "mark", lambda self: reached)
     monkeypatch.setattr(engine.stream, "synchronize", lambda: engine.stream.launch(int).wait())
-    serve_bursts(engine)
-    assert engine.late_writes > 0
-    ruined = not engine.rank.verify()["residual_intact"]
-    failed = engine.scheduler.sum_manager.counters.restores_failed
-    assert engine.full_steps_on_wrong_weights or failed or ruined
+    counters = engine.scheduler.sum_manager.counters
+    # On a busy machine a copy may happen to come after every late write of some bursts.
+    for _ in range(ATTEMPTS):
+        serve_bursts(engine)
+        assert engine.late_writes > 0
+        ruined = not engine.rank.verify()["residual_intact"]
+        if engine.full_steps_on_wrong_weights or counters.restores_failed or ruined:
+            return
+    raise AssertionError("no late write ruined anything")
 
 
 def test_restores_that_the_fleet_stops_leave_weights_right(
