@@ -1,7 +1,9 @@
 """Answers of the controller to why a request goes, or went, to a replica and not to another."""
 
 import asyncio
+import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import HTTPException
@@ -9,26 +11,25 @@ from fastapi import HTTPException
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.explain import DRAWING, explain, ranked
-from dps_ray.fleet.policies import (
-    FullFirst,
-    LeastPressure,
-    ModeAware,
-    Policy,
-    PowerOfTwo,
-    RoundRobin,
-)
+from dps_ray.fleet.policies import POLICIES, Policy
 from dps_ray.fleet.publication import ControllerOptions
-from dps_ray.fleet.recent import MAX_REQUESTS, Told
+from dps_ray.fleet.recent import MAX_CANDIDATES, MAX_REQUESTS, Told
 from dps_ray.fleet.tally import RouterReport
 
 ANSWER_PERIOD_S = 0.25
 """An answer about 1,000 replicas takes the controller some 55 ms: it gives no more than these."""
-MAX_WANTED = 16
+MAX_WAITING = 16
+"""Callers that ask about past requests at once, the same one or different ones."""
 LOOK_UP_S = 3.0
 """Routers report once a second, and again when they have found something."""
-POLICIES = {
-    kind().name: kind for kind in (RoundRobin, PowerOfTwo, LeastPressure, ModeAware, FullFirst)
-}
+
+
+@dataclass
+class _LookUp:
+    """A past request that somebody asks about."""
+
+    told: asyncio.Future[Told]
+    callers: int = 0
 
 
 class Explanations:
@@ -43,15 +44,16 @@ class Explanations:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._answered_at_s = float("-inf")
-        self._wanted: dict[str, asyncio.Future[Told]] = {}
+        self._turn = asyncio.Lock()
+        self._wanted: dict[str, _LookUp] = {}
 
     def take(self, report: RouterReport) -> tuple[RouterReport, list[str]]:
         """A router's report without the answers in it, and the requests to be looked up."""
         for told in report.found:
-            waiter = self._wanted.get(told.request_id or "")
-            if waiter is not None and not waiter.done():
-                waiter.set_result(told)
-        wanted = [name for name, waiter in self._wanted.items() if not waiter.done()]
+            look_up = self._wanted.get(told.request_id or "")
+            if look_up is not None and not look_up.told.done():
+                look_up.told.set_result(told)
+        wanted = [name for name, look_up in self._wanted.items() if not look_up.told.done()]
         return report.model_copy(update={"found": ()}), wanted
 
     def would(
@@ -65,7 +67,14 @@ class Explanations:
             400 for names that mean nothing here, 404 for an unknown replica, 429 when asked too
             often.
         """
-        self._count()
+        left_s = self._left_s()
+        if left_s > 0.0:
+            raise HTTPException(
+                429,
+                f"one answer in {ANSWER_PERIOD_S} s: ask again",
+                {"Retry-After": str(math.ceil(left_s))},
+            )
+        self._answered_at_s = time.monotonic()
         self._coordinator.tick()
         options = self._coordinator.options
         answer = explain(
@@ -81,21 +90,32 @@ class Explanations:
     async def did(self, request_id: str, *, replica: str | None) -> dict[str, Any]:
         """Where a request went, as long as its router remembers it.
 
+        Answers wait for their turn: they cost as much as those of ``would``.
+
         Raises
         ------
         HTTPException
             404 when no router does, or for an unknown replica, 429 when too many ask at once.
         """
-        if len(self._wanted) >= MAX_WANTED:
+        if sum(look_up.callers for look_up in self._wanted.values()) >= MAX_WAITING:
             raise HTTPException(429, "others ask about requests: ask again", {"Retry-After": "3"})
-        waiter = self._wanted.setdefault(request_id, asyncio.get_running_loop().create_future())
+        future = asyncio.get_running_loop().create_future()
+        look_up = self._wanted.setdefault(request_id, _LookUp(future))
+        look_up.callers += 1
         try:
             async with asyncio.timeout(LOOK_UP_S):
-                told = await asyncio.shield(waiter)
+                told = await asyncio.shield(look_up.told)
+            # Nobody takes a turn in advance: callers that leave meanwhile cost the others nothing.
+            async with self._turn:
+                while (left_s := self._left_s()) > 0.0:
+                    await asyncio.sleep(left_s)
+                self._answered_at_s = time.monotonic()
         except TimeoutError:
             raise HTTPException(404, self._forgotten(request_id)) from None
         finally:
-            self._wanted.pop(request_id, None)
+            look_up.callers -= 1
+            if not look_up.callers:
+                del self._wanted[request_id]
         drawn = told.policy in DRAWING
         candidates = ranked(told.order, told.reasons, drawn=drawn)
         answer = {
@@ -105,13 +125,9 @@ class Explanations:
         }
         return _narrowed(answer, replica, answer["choice"])
 
-    def _count(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._answered_at_s < ANSWER_PERIOD_S:
-            raise HTTPException(
-                429, f"one answer in {ANSWER_PERIOD_S} s: ask again", {"Retry-After": "1"}
-            )
-        self._answered_at_s = now_s
+    def _left_s(self) -> float:
+        """Until the next answer may be made."""
+        return self._answered_at_s + ANSWER_PERIOD_S - time.monotonic()
 
     def _application(self, name: str | None) -> str:
         entries = self._coordinator.aggregate.snapshot().entries
@@ -130,8 +146,8 @@ class Explanations:
         count = len(self._coordinator.routers.reports())
         return (
             f"none of {count} routers remembers request {request_id[:80]!r}: a router keeps its "
-            f"latest {MAX_REQUESTS} requests, fewer with hundreds of replicas, by the X-Request-ID "
-            "of request or response"
+            f"latest {MAX_REQUESTS} requests, fewer among more than "
+            f"{MAX_CANDIDATES // MAX_REQUESTS} replicas, by the X-Request-ID of request or response"
         )
 
 

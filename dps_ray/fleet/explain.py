@@ -30,7 +30,7 @@ NOT_OFFERED = "not offered"
 PROBE = "whether it is one of the {:.1%} of requests that try a replica of tier unknown first"
 DRAWN = "whose turn it is, or which replicas are drawn: this policy goes by that before all costs"
 NODE = "the node of the router (scorer locality): there are several"
-DRAWING = ("round_robin", "power_of_two")
+DRAWING = tuple(kind().name for kind in (RoundRobin, PowerOfTwo))
 MISSING = (
     "requests that a router has placed since the replicas reported; it adds them to queue and "
     "takes them off headroom",

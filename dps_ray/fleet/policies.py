@@ -3,7 +3,7 @@
 A policy only names its parts; ``build`` puts them together for one router.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -122,3 +122,6 @@ Policy = Annotated[
     RoundRobin | PowerOfTwo | LeastPressure | ModeAware | FullFirst, Field(discriminator="name")
 ]
 """Any policy, chosen by its ``name``."""
+POLICIES: dict[str, type[RoundRobin | PowerOfTwo | LeastPressure | ModeAware | FullFirst]] = {
+    kind().name: kind for kind in get_args(get_args(Policy)[0])
+}

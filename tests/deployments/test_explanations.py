@@ -4,6 +4,7 @@ import asyncio
 import time
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from dps_deployments import explanations
@@ -11,6 +12,7 @@ from dps_deployments.explanations import Explanations
 from fastapi import HTTPException
 
 from dps_ray.cli.explain import lines
+from dps_ray.cli.main import main
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.policies import LeastPressure, ModeAware
@@ -154,4 +156,95 @@ def test_no_more_is_explained_than_the_controller_can_bear(monkeypatch: pytest.M
     fleet.would()
     with pytest.raises(HTTPException) as raised:
         fleet.would()
-    assert (raised.value.status_code, raised.value.headers) == (429, {"Retry-After": "1"})
+    assert (raised.value.status_code, raised.value.headers) == (429, {"Retry-After": "60"})
+
+
+def test_answer_about_a_past_request_waits_for_its_turn_and_takes_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = played(monkeypatch)
+    monkeypatch.setattr(explanations, "ANSWER_PERIOD_S", 0.1)
+    fleet.view.decide(0.1, Ask(), limit=9, request_id="r-1")
+    answered_s: list[float] = []
+
+    async def ask() -> None:
+        await fleet.explanations.did("r-1", replica=None)
+        answered_s.append(time.monotonic())
+
+    async def play() -> None:
+        fleet.would()
+        answered_s.append(time.monotonic())
+        asked = [asyncio.create_task(ask()) for _ in range(4)]
+        await asyncio.sleep(0)
+        fleet.view.tally.look_up(fleet.report())
+        fleet.report()
+        # One that leaves takes no turn.
+        asked.pop().cancel()
+        await asyncio.gather(*asked)
+        with pytest.raises(HTTPException, match="429: one answer in"):
+            fleet.would()
+
+    asyncio.run(play())
+    gaps_s = np.diff(answered_s)
+    assert len(gaps_s) == 3
+    assert min(gaps_s) >= 0.09
+
+
+def test_callers_are_counted_and_not_the_requests_that_they_ask_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = played(monkeypatch)
+    monkeypatch.setattr(explanations, "MAX_WAITING", 3)
+    monkeypatch.setattr(explanations, "LOOK_UP_S", 60.0)
+
+    async def play() -> None:
+        asked = [asyncio.create_task(fleet.explanations.did("r-1", replica=None)) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException, match="429: others ask"):
+            await fleet.explanations.did("r-1", replica=None)
+        asked[0].cancel()
+        await asyncio.wait(asked[:1])
+        # Those that still wait for it go on waiting.
+        assert fleet.report() == ["r-1"]
+        for each in asked:
+            each.cancel()
+        await asyncio.wait(asked)
+        assert fleet.report() == []
+
+    asyncio.run(play())
+
+
+def test_caller_that_gives_up_takes_no_answer_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = played(monkeypatch)
+    fleet.view.decide(0.1, Ask(), limit=9, request_id="r-1")
+
+    async def play() -> dict[str, Any]:
+        monkeypatch.setattr(explanations, "LOOK_UP_S", 0.1)
+        first = asyncio.create_task(fleet.explanations.did("r-1", replica=None))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(explanations, "LOOK_UP_S", 60.0)
+        second = asyncio.create_task(fleet.explanations.did("r-1", replica=None))
+        with pytest.raises(HTTPException, match="404"):
+            await first
+        fleet.view.tally.look_up(fleet.report())
+        fleet.report()
+        return await second
+
+    assert asyncio.run(play())["request_id"] == "r-1"
+
+
+def test_command_asks_once_more_when_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = played(monkeypatch).would()
+    refused = httpx.Response(429, json={"detail": "ask again"}, headers={"Retry-After": "2"})
+    replies = [refused, httpx.Response(200, json=answer), refused, refused]
+    waited_s: list[float] = []
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: replies.pop(0))
+    monkeypatch.setattr("dps_ray.cli.explain.time.sleep", waited_s.append)
+    assert main(["explain"]) == 0
+    assert "a new request to llm" in capsys.readouterr().out
+    assert waited_s == [2.0]
+    assert main(["explain"]) == 2
+    assert "refuses with 429: ask again" in capsys.readouterr().err
+    assert replies == []
