@@ -11,11 +11,15 @@ TOKENS = 2
 async def warm_up(client: Any) -> None:
     """Run a short request through an engine: its first step loads code for seconds.
 
+    One that generates nothing (embeddings, scores, transcription) is left as it is.
+
     Parameters
     ----------
     client
         vLLM's ``AsyncLLM``.
     """
+    if "generate" not in await client.get_supported_tasks():
+        return
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     prompt = {"prompt_token_ids": [0] * TOKENS}
     async for _ in client.generate(prompt, params, request_id="dps-warm-up"):
