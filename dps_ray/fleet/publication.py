@@ -1,8 +1,16 @@
 """What the controller's operator sets, and what its routers receive."""
 
+from ipaddress import ip_address
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from dps_ray.config import DpsConfigError, faults_of
 from dps_ray.fleet.admission import AdmissionOptions
@@ -27,8 +35,8 @@ class AdminOptions(BaseModel):
     """Environment variable of the controller's process that holds the token."""
     token_file: str | None = None
     """File that holds it, read at every call, so that it can be replaced at any time."""
-    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address, on the node of the controller, at which calls are taken. They travel unencrypted:
+    host: str = "127.0.0.1"
+    """IP address, on the node of the controller, at which calls are taken. They travel unencrypted:
     another than the node itself needs a network that only operators reach."""
     port: Annotated[int, Field(ge=1, le=65535)] = DEFAULT_ADMIN_PORT
     """Port for them. No proxy of Serve leads there."""
@@ -37,6 +45,18 @@ class AdminOptions(BaseModel):
     def has_token(self) -> bool:
         """Whether a token is named."""
         return self.token_env is not None or self.token_file is not None
+
+    @field_validator("host")
+    @classmethod
+    def _no_name(cls, host: str) -> str:
+        """To look a name up would block the controller, again with every try to listen."""
+        try:
+            ip_address(host)
+        except ValueError:
+            raise ValueError(
+                "give an IP address: 127.0.0.1 for the node itself, 0.0.0.0 for all its interfaces"
+            ) from None
+        return host
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -62,3 +62,17 @@ def test_without_a_usable_token_every_call_is_refused(options: AdminOptions, why
 def test_two_places_for_one_token_are_a_fault() -> None:
     with pytest.raises(DpsConfigError, match="token_env and token_file are both given"):
         parse_controller_options({"admin": {"token_env": "A", "token_file": "b"}})
+
+
+@pytest.mark.parametrize("host", ["", "localhost", "no-such-host.invalid", "a..b", "10.0.0.256"])
+def test_name_in_the_place_of_an_address_is_a_fault(host: str) -> None:
+    """To look it up would hold up all that the controller does."""
+    with pytest.raises(DpsConfigError) as raised:
+        parse_controller_options({"admin": {"host": host}})
+    assert f"user_config.admin.host is {host!r}" in str(raised.value)
+    assert "give an IP address: 127.0.0.1" in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::1", "fe80::1%eth0"])
+def test_address_of_either_family_is_taken(host: str) -> None:
+    assert parse_controller_options({"admin": {"host": host}}).admin.host == host

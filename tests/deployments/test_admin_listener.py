@@ -5,7 +5,6 @@ import socket
 from typing import Any
 
 import httpx
-import pytest
 from dps_deployments.admin_listener import AdminListener
 
 from dps_ray.fleet.publication import AdminOptions
@@ -79,13 +78,12 @@ def test_taken_port_is_named_and_used_as_soon_as_it_is_free() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_address_of_no_interface_is_named(host: str) -> None:
+def test_address_of_no_interface_is_named() -> None:
     async def run() -> None:
         listener = AdminListener(app)
-        await listener.apply(options(free_port(), host=host))
+        await listener.apply(options(free_port(), host="192.0.2.1"))
         await asyncio.sleep(0)
-        assert f"admin.host is '{host}'" in str(listener.fault)
+        assert "admin.host is '192.0.2.1'" in str(listener.fault)
         await listener.close()
 
     asyncio.run(run())
