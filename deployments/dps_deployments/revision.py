@@ -7,15 +7,16 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("dps_ray", "dps_deployments", "dps_autoscaling")
+PACKAGES = ("dps_ray", "dps_kernels", "dps_deployments", "dps_autoscaling")
 
 
 @functools.cache
 def revision() -> str:
     """The same wherever the same sources are installed; another one after any edit.
 
-    Serve keeps a router class, and replicas keep running, until something in their configuration
-    differs: with the release alone, code that was edited without a new release would go unnoticed.
+    Every replica reports it, so that the status tells old code from new where the release is the
+    same. It is also among the router's arguments: ingress replicas keep a router class until these
+    differ. Serve makes them anew only when ``args`` or ``runtime_env`` of the application change.
     """
     specs = [find_spec(package) for package in PACKAGES]
     folders = [spec.submodule_search_locations for spec in specs if spec is not None]
