@@ -50,22 +50,29 @@ class HangWatch:
             self._silent_since_s = now_s
             return None
         if self._asked is None or self._asked.done():
-            # A failed answer is one too: the engine's own health tells what it means.
-            if self._asked is not None and not self._asked.cancelled():
-                self._asked.exception()
             self._silent_since_s = now_s
             self._asked = asyncio.ensure_future(self._ask())
+            self._asked.add_done_callback(_hear)
         silent_s = now_s - self._silent_since_s
         if silent_s < self._limit_s:
             return None
         return f"it hangs: no step has ended and not every rank has answered for {silent_s:.0f} s"
 
 
+def _hear(answer: asyncio.Future[object]) -> None:
+    """A failed answer is one too: the engine's own health tells what it means."""
+    if not answer.cancelled():
+        answer.exception()
+
+
 def kill_engine() -> None:
-    """End all processes of this replica's engine.
+    """End all processes of this replica's engine: those that descend from the replica's own.
 
     A stopped rank never ends by itself and would keep its memory, and the requests that wait for
     the engine go elsewhere only when it is dead.
+
+    Ranks on GPUs are none of them: ``ray.serve.llm`` makes them Ray actors, which are left to Ray,
+    as is a stopped one among them.
     """
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -24,6 +24,7 @@ from dps_ray.engine.warm_up import warm_up
 from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions
 from dps_ray.modes import Mode, Pin
+from dps_ray.status import EngineStatus
 
 FLEET_CONFIG_KEY = "dps_fleet"
 """Entry of ``LLMConfig.experimental_configs`` that carries ``ServerFleetOptions``."""
@@ -80,7 +81,7 @@ class DpsLLMServer(LLMServer):
         )
         self._probe.engine_started(
             engine_is_dead=lambda: bool(engine.errored),
-            read_status=self._page.read if self._page is not None else None,
+            read_status=self._read_page if self._page is not None else None,
             has_work=engine.output_processor.has_unfinished_requests,
         )
 
@@ -100,6 +101,7 @@ class DpsLLMServer(LLMServer):
                 await super().check_health()
             except Exception as error:
                 self._probe.latch_death(f"{type(error).__name__}: {error}")
+        if self._probe.cause_of_death is None:
             hang = self._hangs.look()
             if hang is not None:
                 self._probe.latch_death(hang)
@@ -114,6 +116,15 @@ class DpsLLMServer(LLMServer):
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's autoscaler hands to a policy of ``dps_autoscaling``."""
         return to_stats_for_scaling(self._probe.read())
+
+    def _read_page(self) -> EngineStatus | None:
+        assert self._page is not None, "the engine is elastic"
+        try:
+            return self._page.read()
+        except RuntimeError:
+            # Its writer has ended or was stopped amid a step: it hangs as well.
+            kill_engine()
+            raise
 
     def _steps(self) -> int | None:
         """Publications so far: the scheduler makes one for every step."""

@@ -1,6 +1,7 @@
 """An engine that hangs is given up in its time; one that is merely busy or idle is not."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -97,6 +98,25 @@ def test_failed_answer_is_an_answer() -> None:
             assert watch.look() is None
             await asyncio.sleep(0)
             await asyncio.sleep(0)
+
+    scenario(body)
+
+
+def test_answer_that_fails_after_the_last_look_is_no_error_that_nobody_has_seen() -> None:
+    async def body() -> None:
+        unseen: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+
+        async def fail() -> None:
+            raise RuntimeError("EngineDead")
+
+        watch = HangWatch(fail, lambda: None, LIMIT_S)
+        watch.look()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        del watch
+        gc.collect()
+        assert unseen == []
 
     scenario(body)
 
