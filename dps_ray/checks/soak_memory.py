@@ -21,7 +21,7 @@ class SoakWorker(RestoreWorker):
         """Flip a bit of what a held copy has brought over; whether there was one."""
         with self._changed:
             if self._held and not self._abandoned:
-                # Its chunk in flight must land first.
+                # Until its chunks in flight have landed: they would undo the write.
                 self._changed.wait_for(lambda: self._waiting or not self._active, 10 * STALL_S)
             copy, task = self._waiting, self._active
             if copy is None or task is None or not copy.copied_bytes:
@@ -32,6 +32,7 @@ class SoakWorker(RestoreWorker):
             return True
 
     def _wait_released(self, copy: SegmentCopy) -> None:
+        self._land(copy, 0)
         with self._changed:
             self._waiting = copy
             self._changed.notify_all()

@@ -16,6 +16,11 @@ from dps_ray.modes import Pin
 SWITCH_INTERVAL_S = 1e-4
 """How long Python lets one thread run: short, so that the restores run between all lines."""
 
+EARLY_OPERATIONS = 1000
+EARLY_FACTOR = 5.0
+"""Operations that seldom hit anything come so much more often among the first ones: a short soak
+must see them hit as well, and a long one need not wait for them all the time."""
+
 
 @dataclass
 class SoakOutcome:
@@ -43,7 +48,7 @@ def run_soak(
             for done in range(1, operations + 1):
                 if done % 64 == 1:
                     load = rng.random()
-                operate(soak, rng, load)
+                operate(soak, rng, load, EARLY_FACTOR if done <= EARLY_OPERATIONS else 1.0)
             soak.settle()
             soak.close()
         except (AssertionError, RuntimeError, ValueError, LookupError) as error:
@@ -65,8 +70,11 @@ def run_soak(
     return SoakOutcome(done, soak.counts)
 
 
-def operate(soak: Soak, rng: random.Random, load: float) -> None:
-    """One random operation; ``load`` from 0 to 1 tilts them towards allocation."""
+def operate(soak: Soak, rng: random.Random, load: float, rare_factor: float) -> None:
+    """One random operation; ``load`` from 0 to 1 tilts them towards allocation.
+
+    ``rare_factor`` multiplies the chance of what seldom hits anything.
+    """
     draw = rng.random()
     name = "step"
     if draw < 0.45:
@@ -102,16 +110,16 @@ def operate(soak: Soak, rng: random.Random, load: float) -> None:
     elif draw < 0.55:
         name = "small burst"
         soak.outgrow()
-    elif draw < 0.553:
-        name = "stray write"
-        soak.disturb()
-    elif draw < 0.565:
+    elif draw < 0.562:
         name = "passing burst"
         soak.pass_by(rng.randrange(8), late=rng.random() < 0.8, busy=rng.random() < load)
-    elif draw < 0.595:
+    elif draw < 0.592:
         name = "wait for restores"
         soak.settle()
-    elif draw < 0.60:
+    elif draw < 0.592 + 0.003 * rare_factor:
+        name = "stray write"
+        soak.disturb()
+    elif draw < 0.592 + 0.008 * rare_factor:
         name = "revoke the lease"
         soak.revoke(rng.randint(1, 3))
     else:

@@ -75,19 +75,27 @@ def replay(engine: Engine, *, tape: str, controls: bool = False) -> dict[str, An
         "blocks": engine.status.total_blocks,
     }
     if controls:
+        block, reader = _block_and_reader(steps)
         result["noticed"] = {
-            name: bool(_play(engine, steps, spoil)[1]) for name, spoil in _differences(steps)
+            name: _play(engine, steps, spoil)[1][:1] >= [reader]
+            for name, spoil in _differences(block, reader)
         }
     return result
 
 
 def _play(engine: Engine, steps: list[Step], spoil: Spoil | None = None) -> tuple[int, list[int]]:
     """Steps compared, and those that differed; a spoiled tape ends at the first."""
+    requests = {
+        new.req_id for step in steps for new in pickle.loads(step.orders).scheduled_new_reqs
+    }
     executor = engine.core.model_executor
     compared, different = 0, []
     for number, step in enumerate(steps):
         orders = pickle.loads(step.orders)
         orders.dps = replace(orders.dps, cancel=(), zero=(), restore=())
+        if number == 0:
+            # A spoiled play before this one ended amid its requests.
+            orders.finished_req_ids |= requests
         if spoil is not None:
             spoil(number, orders)
         output = executor.execute_model(orders)
@@ -102,9 +110,8 @@ def _play(engine: Engine, steps: list[Step], spoil: Spoil | None = None) -> tupl
     return compared, different
 
 
-def _differences(steps: list[Step]) -> Iterator[tuple[str, Spoil]]:
+def _differences(block: int, reader: int) -> Iterator[tuple[str, Spoil]]:
     """One step in the other mode; one KV block with other signs, before a step that reads it."""
-    block, reader = _block_and_reader(steps)
 
     def other_mode(number: int, orders: Any) -> None:
         if number == reader:

@@ -95,7 +95,8 @@ class Bench:
         self.rig, self.executor = rig, executor
         self.results: list[RestoreResult] = []
         self.epoch = 0
-        self.pacer = Pacer(max_inflation=0.05, floor_bytes_per_s=1e6)
+        # No stall of the test may be taken for a rest: the restore thread would copy.
+        self.pacer = Pacer(max_inflation=0.05, floor_bytes_per_s=1e6, idle_after_s=2 * TIMEOUT_S)
         rig.region.upload_all()
         executor.copies = 0
         for unit in range(rig.region.geometry.num_units):

@@ -82,7 +82,7 @@ def test_the_restore_thread_goes_on_as_soon_as_a_step_was_idle(bench: MakeBench)
     made.submit(0)
     first_slice(made)
     made.end_step(load=0)
-    assert made.worker.wait_idle(0.5), "it waited until the steps were forgotten"
+    assert made.worker.wait_idle(TIMEOUT_S), "it waited until the steps were forgotten"
     assert made.results[0].ok
     assert made.in_place(0)
 
