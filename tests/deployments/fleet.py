@@ -26,6 +26,17 @@ def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> float:
     return time.monotonic() - started_s
 
 
+def wait_for_routers(cluster: Cluster, application: str) -> None:
+    """Wait until an application's router decides by all that the controller knows now."""
+    version = cluster.status()["version"]
+
+    def knows(router: dict[str, Any]) -> bool:
+        # Those of a fleet before have older versions; a cheap application has a single router.
+        return router["application"] == application and (router["version"] or 0) >= version
+
+    until(lambda: any(knows(router) for router in cluster.status()["routers"]))
+
+
 @dataclass(frozen=True)
 class Fleet:
     """Two cheap replicas behind the router, and the pages that play their engines."""
@@ -44,13 +55,7 @@ class Fleet:
 
     def heard(self) -> None:
         """Wait until the router decides by all that the controller knows now."""
-        version = self.cluster.status()["version"]
-
-        def knows(router: dict[str, Any]) -> bool:
-            # Those of a fleet before have older versions; this one has a single router.
-            return router["application"] == "cheap" and (router["version"] or 0) >= version
-
-        until(lambda: any(knows(router) for router in self.cluster.status()["routers"]))
+        wait_for_routers(self.cluster, "cheap")
 
     def ask(self, count: int) -> Counter[str]:
         """Send requests, eight at a time, and count who answered."""

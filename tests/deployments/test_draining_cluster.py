@@ -1,6 +1,5 @@
 """A replica that Serve stops tells the fleet itself, ends what it has and gets nothing new."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -11,13 +10,11 @@ from dps_ray.fleet.state import Health
 
 from .cheap import STREAM_CHUNKS, cheap_app
 from .cluster import Cluster
-from .fleet import until
+from .fleet import until, wait_for_routers
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 DRAIN_S = 4.0
-HEARD_WITHIN_S = 0.5
-"""From a replica's word that it is draining to the last request that a router gives it."""
 
 
 def test_replica_that_is_stopped_says_so_before_it_is_gone(cluster: Cluster) -> None:
@@ -58,8 +55,8 @@ def test_replica_that_is_taken_away_ends_its_streams_and_gets_nothing_new(
         update = pool.submit(cluster.run, smaller, "shrinking", "/shrinking")
         until(lambda: bool(draining()))
         (leaver,) = draining()
-        time.sleep(HEARD_WITHIN_S)
-        answered = [client.get(f"{cluster.url}/shrinking/").json() for _ in range(100)]
+        wait_for_routers(cluster, "shrinking")
+        answered = [client.get(f"{cluster.url}/shrinking/").json() for _ in range(20)]
         ended = [each for each in lines if each[0] == leaver and len(each) == STREAM_CHUNKS]
         assert not ended, "its streams had ended before the last request was sent"
         for stream in streams:

@@ -13,11 +13,12 @@ from .llm import llm_args
 _deployed: list[str] = []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def api(cluster: Cluster) -> Iterator[httpx.Client]:
-    """Deployed for the first test of the folder; the last one takes the fleet down."""
-    _deployed.append("llm")
-    cluster.run(build_fleet(llm_args()), "llm", "/")
+    """Deployed for the first test of the folder, and again after those of another."""
+    if not _deployed:
+        _deployed.append("llm")
+        cluster.run(build_fleet(llm_args()), "llm", "/")
     with httpx.Client(base_url=cluster.url, timeout=120.0) as client:
         yield client
 
