@@ -13,7 +13,7 @@ COMMANDS = {
     "bench": "replay a trace against an OpenAI-compatible server and report SLO metrics",
     "validate": "find everything wrong with Serve config files before they are deployed",
     "explain": "tell why a request goes, or went, to a replica and not to another",
-    "admin": "give orders to a running fleet: mode pins, and the end of a restore",
+    "admin": "give orders to a fleet: mode pins, and the end of a restore; or pin a single engine",
     "demo": "serve a small fleet, replay a bursty trace against it and draw what happened",
 }
 

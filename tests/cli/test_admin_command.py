@@ -24,3 +24,17 @@ def test_unknown_key_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err
     assert "no status page /dev/shm/dps-nobody" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--url", "http://127.0.0.1:8300"), ("--token-file", "token")]
+)
+def test_what_only_a_controller_needs_is_refused_beside_a_key(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = f"test-{uuid.uuid4().hex[:12]}"
+    page = StatusPage.create(key)
+    assert main(["admin", "pin", "fast", "--key", key, option, value]) == 2
+    assert f"{option} is '{value}': --key asks no controller" in capsys.readouterr().err
+    assert page.requested_pin() is None
+    page.remove()
