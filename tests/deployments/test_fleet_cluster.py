@@ -2,16 +2,17 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from dps_deployments.controller_client import CALL_TIMEOUT_S
-from dps_deployments.router import LISTEN_S
 
 from dps_ray.cli.main import main
 from dps_ray.engine.status_page import StatusPage
+from dps_ray.fleet.scorers import Queue
 from dps_ray.modes import Pin
 
 from .browser import MISSING, browser
@@ -52,14 +53,35 @@ def test_all_replicas_restoring_still_serve(fleet: Fleet) -> None:
     assert sum(fleet.ask(20).values()) == 20
 
 
-def test_live_policy_change_reaches_decisions_without_delay(fleet: Fleet) -> None:
-    victim, _ = fleet.pages
-    fleet.set(victim, RESTORING)
-    fleet.cluster.configure({"routing": {"name": "power_of_two"}})
-    until(lambda: fleet.cluster.status()["config"]["routing"]["name"] == "power_of_two")
-    taken_s = until(lambda: fleet.ask(8)[victim] > 0)
-    print(f"a new policy decides after {taken_s:.2f} s")
-    assert taken_s < LISTEN_S / 2, "routers hear of it only when their calls run out"
+def test_weight_that_is_changed_live_decides_within_a_second_and_restarts_no_replica(
+    fleet: Fleet,
+) -> None:
+    cluster, weight = fleet.cluster, 0.5
+
+    def decided(request_id: str) -> tuple[float, set[float]]:
+        """When a request was decided about, and with which weights of the queue."""
+        headers, query = {"X-Request-ID": request_id}, {"request": request_id}
+        httpx.get(f"{cluster.url}/cheap/", headers=headers, timeout=30.0).raise_for_status()
+        told = httpx.get(f"{cluster.url}/dps/explain", params=query, timeout=30.0)
+        answer = told.raise_for_status().json()
+        terms = [term for each in answer["candidates"] for term in each["reason"]["terms"]]
+        return answer["time_s"], {t["weight"] for t in terms if t["scorer"] == "queue"}
+
+    assert decided("before-the-change")[1] == {Queue().weight}
+    with ThreadPoolExecutor(1) as pool:
+        routing = {"name": "mode_aware", "queue": {"weight": weight}}
+        change = pool.submit(cluster.configure, {"routing": routing})
+        until(lambda: cluster.status()["config"]["routing"]["queue"]["weight"] == weight)
+        changed_s = time.time()
+        time.sleep(0.5)
+        made_s, weights = decided("after-the-change")
+        change.result()
+    assert made_s - changed_s < 1.0
+    assert weights == {weight}
+    live = [e["replica_id"] for e in cluster.replicas("cheap") if e["standing"] == "live"]
+    assert set(live) == set(fleet.pages)
+    assert set(fleet.ask(20)) == set(fleet.pages)
+    cluster.configure({})
 
 
 def test_operator_is_told_why_a_request_went_where_it_did(
