@@ -10,36 +10,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dps_ray.checks.features_check import check_features
 from dps_ray.checks.floor_check import check_floors
+from dps_ray.checks.fused_check import check_fused
 from dps_ray.checks.layer_check import CHOSEN, check_layers
+from dps_ray.checks.mode_check import check_modes
 from dps_ray.checks.move_check import check_compaction, check_shadow
 from dps_ray.checks.parts import Part, Results, Say, run_parts
 from dps_ray.checks.prefix_check import check_prefixes
-from dps_ray.checks.requests import logprob_distance
 from dps_ray.checks.specs import (
-    AMPLE_KV_BYTES,
-    AUTO,
     BLOCK_TOKENS,
     BY_LAYER,
     EXACT,
     EngineSpec,
     block_bytes,
-    latent,
 )
 from dps_ray.models.tiny import make_tiny
 from dps_ray.report import Report
 
-SMALL_BASE_BLOCKS = 8
 BURST_BASE_BLOCKS = 24
 """A third of what the burst's 12 requests of 6 blocks hold at once."""
-FORCED_FAST: dict[str, Any] = {**EXACT, "pin": "fast"}
-FUSED_BOUND = 0.25
-"""Largest difference of a logprob that the default kernel's sums may make on the tiny qwen3.
-
-Rounding can choose other experts of a tiny mixture, so mixtures have no such bound."""
 SHARDED = ("qwen3", "qwen3-moe")
 """Models that are also checked with two tensor-parallel ranks."""
 TIMEOUT_S = 7200.0
@@ -87,14 +78,18 @@ def check_engine(
     with tempfile.TemporaryDirectory(prefix="dps-check-") as scratch:
         home = Path(scratch)
         still = [
-            *(_modes(label, folder, 1) for label, folder in subjects.items()),
+            *(check_modes(label, folder, 1) for label, folder in subjects.items()),
             *(
                 check_layers(subjects[f"{name} float16"], chosen, home)
                 for name, chosen in CHOSEN.items()
                 if name in models
             ),
             *(check_features(subjects["qwen3 float16"], home) if "qwen3" in models else ()),
-            *([_fused("qwen3 float16", subjects["qwen3 float16"])] if "qwen3" in models else ()),
+            *(
+                [check_fused("qwen3 float16", subjects["qwen3 float16"])]
+                if "qwen3" in models
+                else ()
+            ),
         ]
         moving = [
             _burst(first, folder),
@@ -112,7 +107,7 @@ def check_engine(
             for parts, results in groups:
                 _judge(parts, results.result(), report, say)
         # Two ranks need both cores.
-        pairs = [_modes(label, folder, 2) for label, folder in sharded.items()]
+        pairs = [check_modes(label, folder, 2) for label, folder in sharded.items()]
         if pairs:
             _judge(pairs, run_parts(pairs, TIMEOUT_S), report, say)
     return report
@@ -121,57 +116,6 @@ def check_engine(
 def _judge(parts: Sequence[Part], results: Sequence[Results], report: Report, say: Say) -> None:
     for part, found in zip(parts, results, strict=True):
         part.judge(report, say, found)
-
-
-def mode_specs(label: str, folder: Path, ranks: int) -> list[EngineSpec]:
-    """Three engines of one model: plain, switching on static KV memory, fast on elastic KV memory.
-
-    The second is asked in full, in fast and again in full mode. No prefix cache: what one mode
-    computed would be found by the other.
-    """
-    plain = EngineSpec(
-        label=f"{label}: plain",
-        model=str(folder),
-        kv_bytes=AMPLE_KV_BYTES,
-        tensor_parallel_size=ranks,
-        max_model_len=512,
-        block_size=BLOCK_TOKENS,
-        enable_prefix_caching=False,
-        # The one that an elastic engine uses, also where vLLM has a faster one.
-        attention_backend="CPU_MLA" if latent(folder) else None,
-    )
-    small = SMALL_BASE_BLOCKS * block_bytes(folder) // ranks
-    return [
-        plain,
-        replace(
-            plain,
-            label=f"{label}: switching, static KV",
-            dps={**EXACT, "lend": False},
-            scenario="switches",
-        ),
-        replace(plain, label=f"{label}: fast, elastic KV", dps=FORCED_FAST, kv_bytes=small),
-    ]
-
-
-def fused_spec(switching: EngineSpec) -> EngineSpec:
-    """The switching engine of ``mode_specs`` with the default kernel instead of the exact one."""
-    label = switching.label.replace("switching", "default kernel")
-    return replace(switching, label=label, dps={**AUTO, "lend": False})
-
-
-def _modes(label: str, folder: Path, ranks: int) -> Part:
-    return Part(mode_specs(label, folder, ranks), partial(_judge_modes, label))
-
-
-def _fused(label: str, folder: Path) -> Part:
-    plain, switching, fast = mode_specs(label, folder, 1)
-    static = replace(
-        fast,
-        label=f"{label}: fast, static KV",
-        kv_bytes=plain.kv_bytes,
-        dps={**FORCED_FAST, "lend": False},
-    )
-    return Part([plain, static, fused_spec(switching)], partial(_judge_fused, label))
 
 
 def _burst(label: str, folder: Path) -> Part:
@@ -208,46 +152,6 @@ def _cycle_specs(label: str, folder: Path, cycles: int) -> list[EngineSpec]:
             arguments={"count": cycles},
         )
     ]
-
-
-def _judge_modes(label: str, report: Report, say: Say, runs: Results) -> None:
-    plain, switching, elastic = runs
-    full, static, again = (switching[name] for name in ("full", "fast", "full again"))
-    report.check(f"{label}: full mode equals plain vLLM, tokens and logprobs", _same(plain, full))
-    report.check(f"{label}: full mode ran in full mode", full["status"]["tokens_fast"] == 0)
-    report.check(f"{label}: full mode after fast mode equals it too", _same(plain, again))
-    report.check(
-        f"{label}: forced fast on elastic KV equals forced fast on static KV",
-        _same(static, elastic),
-    )
-    report.check(f"{label}: forced fast ran in fast mode", elastic["status"]["tokens_full"] == 0)
-    report.check(f"{label}: elastic KV used lent memory", elastic["units_lent"] > 0)
-    report.check(f"{label}: fast mode is another precision", not _same(plain, static))
-    nans = [run["nans"] for run in (plain, full, static, again, elastic)]
-    report.check(f"{label}: no NaN", not any(nans))
-    report.figures.setdefault("modes", {})[label] = {
-        "formats": full["formats"],
-        "tokens": sum(map(len, plain["tokens"])),
-        "units_lent": elastic["units_lent"],
-        "nans": nans,
-    }
-    say(f"{label}: formats {full['formats']}, {elastic['units_lent']} units lent")
-
-
-def _judge_fused(label: str, report: Report, say: Say, runs: Results) -> None:
-    plain, fast, fused = runs
-    distances = fused_distances(fused, plain, fast)
-    for mode, distance in distances.items():
-        report.check(
-            f"{label}: default kernel, {mode} mode: logprobs within {FUSED_BOUND} of the exact one",
-            distance <= FUSED_BOUND,
-        )
-    report.check(
-        f"{label}: default kernel, full mode after fast mode equals full mode",
-        _same(fused["full"], fused["full again"]) and not _same(fused["full"], fused["fast"]),
-    )
-    report.figures["default kernel"] = {"model": label, "logprob_distance": distances}
-    say(f"{label}: default kernel within {max(distances.values()):.3f} of the exact one's logprobs")
 
 
 def _judge_burst(report: Report, say: Say, runs: Results) -> None:
@@ -288,17 +192,3 @@ def _judge_cycles(cycles: int, report: Report, say: Say, runs: Results) -> None:
     )
     report.figures["cycles"] = run
     say(f"cycles: {status['switches_to_full']} returns, {run['blocks_watched']} blocks compared")
-
-
-def fused_distances(
-    fused: dict[str, Any], plain: dict[str, Any], fast: dict[str, Any]
-) -> dict[str, float]:
-    """How far the default kernel's logprobs are from plain vLLM's and the exact fast mode's."""
-    return {
-        "full": logprob_distance(fused["full"], plain),
-        "fast": logprob_distance(fused["fast"], fast),
-    }
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return bool(one["tokens"] == other["tokens"] and one["logprobs"] == other["logprobs"])

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dps_ray.checks.parts import Part, Results, Say
+from dps_ray.checks.requests import same_outputs
 from dps_ray.checks.rounded_model import round_layers
 from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec
 from dps_ray.report import Report
@@ -36,11 +36,13 @@ def check_layers(folder: Path, chosen: Sequence[Sequence[int]], home: Path) -> P
 
     def judge(report: Report, say: Say, runs: Results) -> None:
         before, *ahead, after = runs[0]["runs"]
-        report.check("layers: no layer is full before or after its step", _same(before, after))
+        report.check(
+            "layers: no layer is full before or after its step", same_outputs(before, after)
+        )
         for layers, ours, theirs in zip(chosen, ahead, runs[1:], strict=True):
             name = f"layers {list(layers)} of {folder.name}"
-            report.check(f"{name}: full ones equal 16-bit, others FP8", _same(ours, theirs))
-            report.check(f"{name}: differ from fast mode", not _same(ours, before))
+            report.check(f"{name}: full ones equal 16-bit, others FP8", same_outputs(ours, theirs))
+            report.check(f"{name}: differ from fast mode", not same_outputs(ours, before))
             report.check(f"{name}: their tokens count as fast", ours["status"]["tokens_full"] == 0)
         say(f"layers: {len(chosen)} choices of layers in {folder.name} compared")
 
@@ -62,7 +64,3 @@ def _spec(folder: Path) -> EngineSpec:
         # No prefix may outlive the choice of layers that computed it.
         enable_prefix_caching=False,
     )
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return bool(one["tokens"] == other["tokens"] and one["logprobs"] == other["logprobs"])

@@ -24,6 +24,11 @@ def logprobs_of(output: Any) -> list[list[tuple[int, str]]]:
     ]
 
 
+def same_outputs(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two results of ``generate`` have the same tokens and logprobs, to the last bit."""
+    return bool(one["tokens"] == other["tokens"] and one["logprobs"] == other["logprobs"])
+
+
 def logprob_distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     """Largest difference of a logprob between two results of ``generate``.
 

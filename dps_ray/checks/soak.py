@@ -16,7 +16,8 @@ from vllm.v1.core.block_pool import BlockPool
 
 from dps_ray.checks.soak_content import BlockContents
 from dps_ray.checks.soak_links import FlakyLink, QueuedLink
-from dps_ray.checks.soak_rank import SoakError, SoakRank
+from dps_ray.checks.soak_point import SoakError
+from dps_ray.checks.soak_rank import SoakRank
 from dps_ray.checks.soak_requests import BLOCK_TOKENS
 from dps_ray.checks.soak_rules import Rules
 from dps_ray.checks.soak_traffic import SoakTraffic

@@ -6,7 +6,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from dps_ray.checks.soak_rank import SoakError
+from dps_ray.checks.soak_point import SoakError
 from dps_ray.commands import BlockMove
 from dps_ray.scheduling.ledger import UnitLedger
 

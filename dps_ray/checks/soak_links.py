@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dps_ray.checks.soak_point import Point
 from dps_ray.memory.checksum import checksum64
 from dps_ray.memory.host_driver import HostExecutor
 
@@ -65,19 +66,6 @@ class FlakyLink(HostExecutor):
         super().copy(destination[half:], source[half:])
 
 
-class _Landed:
-    """A point in the queue of a link."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def wait(self) -> None:
-        self._event.wait()
-
-
 class QueuedLink(FlakyLink):
     """Queues copies and returns at once, as a stream does; a thread of its own runs them."""
 
@@ -103,7 +91,7 @@ class QueuedLink(FlakyLink):
         return super().checksum(tensor)
 
     def mark(self) -> Fence:
-        landed = _Landed()
+        landed = Point()
         self._work.put(landed.set)
         return landed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from dps_ray.checks.soak_point import FENCE_TIMEOUT_S, Point, SoakError
 from dps_ray.commands import StepCommand
 from dps_ray.memory.arena import ResidualArena
 from dps_ray.memory.geometry import plan_geometry
@@ -36,14 +36,9 @@ CHUNK_BYTES = 4096
 LAYER_SHAPES = ((90, 111), (7, 3000), (3, 5, 77), (9000,))
 """Layers of several sizes, none of which ends where a unit ends; the last unit is partly filled."""
 KV_BYTES = 5 * UNIT_BYTES
-FENCE_TIMEOUT_S = 60.0
 RESTORE_BYTES_PER_S = 1e9
 BUSY_STEP_S = 1.5 * CHUNK_BYTES / RESTORE_BYTES_PER_S
 """Enough for one or two slices of a segment."""
-
-
-class SoakError(AssertionError):
-    """A broken invariant, in words."""
 
 
 class LateStream(HostExecutor):
@@ -100,20 +95,6 @@ class SoakDriver(HostDriver):
         return self.link if self.link.depth == 1 else None
 
 
-class StepDone:
-    """Completion of one step on the late stream: the fence of the next one."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def wait(self) -> None:
-        if not self._event.wait(FENCE_TIMEOUT_S):
-            raise SoakError(f"a fence did not open within {FENCE_TIMEOUT_S} s")
-
-
 class SoakRank:
     """Memory of one rank, and what every byte of it must be.
 
@@ -158,7 +139,7 @@ class SoakRank:
             for segment in range(self.geometry.num_units)
         ]
         self._checking = True
-        self._last_step = StepDone()
+        self._last_step = Point()
         self._last_step.set()
         section["base_blocks"] = self.geometry.base_blocks
         section["elastic_blocks"] = self.geometry.elastic_blocks
@@ -189,7 +170,7 @@ class SoakRank:
             What every block contains after the step: one word, repeated; indexed by block.
         """
         self.memory.apply(command, self._last_step)
-        done = self._last_step = StepDone()
+        done = self._last_step = Point()
         self.driver.stream.push(lambda: self._run(command, written, owned, expected, done))
 
     def end_step(self, busy: bool) -> None:
@@ -243,7 +224,7 @@ class SoakRank:
         written: NDArray[np.intp],
         owned: NDArray[np.intp],
         expected: NDArray[np.uint64],
-        done: StepDone,
+        done: Point,
     ) -> None:
         """One forward pass: reads the weights, writes KV blocks; every KV block is compared."""
         if not self._checking:

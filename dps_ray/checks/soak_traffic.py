@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from dps_ray.checks.soak_content import BlockContents
-from dps_ray.checks.soak_rank import SoakError
+from dps_ray.checks.soak_point import SoakError
 from dps_ray.checks.soak_requests import BLOCK_TOKENS, TOPICS, SoakRequest, prefix_of, tag_of
 from dps_ray.engine.block_pool import ElasticBlockPool
 

@@ -5,14 +5,9 @@ from typing import Any
 
 import pytest
 
-from dps_ray.checks.engine_check import (
-    FORCED_FAST,
-    FUSED_BOUND,
-    fused_distances,
-    fused_spec,
-    mode_specs,
-)
+from dps_ray.checks.fused_check import FUSED_BOUND, fused_distances, fused_spec
 from dps_ray.checks.layer_check import layer_spec
+from dps_ray.checks.mode_check import mode_specs, static_fast_spec
 from dps_ray.checks.process import run_engines
 from dps_ray.checks.specs import EngineSpec
 from dps_ray.models.cache import cache_root
@@ -23,11 +18,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 def specs(name: str) -> tuple[EngineSpec, EngineSpec, EngineSpec]:
     """Plain, forced fast and switching engines; no prefix outlives a switch."""
-    plain, switching, fast = (
+    plain, switching, _ = (
         replace(spec, compiled=True) for spec in mode_specs(name, make_tiny(name, cache_root()), 1)
     )
-    static = replace(fast, kv_bytes=plain.kv_bytes, dps={**FORCED_FAST, "lend": False})
-    return plain, static, switching
+    return plain, static_fast_spec(name, plain), switching
 
 
 def assert_no_graph_was_added(runs: dict[str, Any]) -> None:

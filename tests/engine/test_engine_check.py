@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dps_ray.checks.engine_check import check_engine, mode_specs
+from dps_ray.checks.engine_check import check_engine
+from dps_ray.checks.mode_check import mode_specs
 from dps_ray.checks.move_check import check_shadow
 from dps_ray.checks.parts import run_parts
 from dps_ray.checks.process import run_engines

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dps_ray.checks.engine_check import mode_specs
+from dps_ray.checks.mode_check import mode_specs
 from dps_ray.checks.process import run_engines
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import make_tiny
