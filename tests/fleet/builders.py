@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.columns import Columns
+from dps_ray.fleet.decision import Decision
+from dps_ray.fleet.policies import Policy
 from dps_ray.fleet.routing import Hint, Peer
 from dps_ray.fleet.snapshot import Entry, FreshnessOptions, classify
 from dps_ray.fleet.state import Health, ReplicaState, Source
@@ -85,3 +90,14 @@ def columns_of(*replicas: Given, node_id: str | None = None) -> Columns:
         if given.queue_len is not None:
             columns.queue_len[row] = given.queue_len
     return columns
+
+
+def decide(
+    policy: Policy, *replicas: Given, ask: Ask | None = None, seed: int = 0, **options: Any
+) -> Decision:
+    """What a policy makes of these replicas, for a router on the node ``here``."""
+    pipeline = policy.build(np.random.default_rng(seed))
+    options = {"limit": 100, **options}
+    matches = options.pop("matches", {})
+    columns = columns_of(*replicas, node_id="here")
+    return pipeline.decide(columns, ask or Ask(), matches, **options)
