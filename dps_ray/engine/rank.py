@@ -16,6 +16,7 @@ from dps_ray.commands import StepCommand
 from dps_ray.config import DpsConfigError, DpsOptions
 from dps_ray.engine.preflight import require_few_layers, require_few_units
 from dps_ray.engine.rank_section import RankSection
+from dps_ray.engine.restore_reporter import RestoreReporter
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.memory.arena import ResidualArena
 from dps_ray.memory.driver import VmmError
@@ -25,7 +26,6 @@ from dps_ray.memory.layers import LayerResidual, layers_of
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import ResidualMismatchError, SharedRegion
-from dps_ray.memory.restore_result import RestoreResult
 from dps_ray.modes import Mode, Pin
 from dps_ray.precision.report import LoadReport
 
@@ -65,8 +65,6 @@ class Rank:
         self._section: RankSection = self._page.rank(index)
         self._layers: tuple[LayerResidual, ...] = ()
         """Those that return one by one; none where all return at once."""
-        self._failing: set[int] = set()
-        """Segments whose latest restore failed."""
         self._scratch: dict[tuple[torch.dtype, str], torch.Tensor] = {}
         self.fused = _resolve_kernel(options.kernel, device)
         self.captures_graphs = False
@@ -107,7 +105,7 @@ class Rank:
             ),
             chunk_bytes=self.options.restore_chunk_bytes,
             verify=self.options.verify_restore,
-            on_done=self._restored,
+            on_done=RestoreReporter(self.index, self._section),
         )
         self.mode = Mode.FAST if self.options.pin is Pin.FAST else Mode.FULL
         section = self._section
@@ -242,26 +240,6 @@ class Rank:
             logger.error("dps rank %d: %s", self.index, error)
             return False
         return True
-
-    def _restored(self, result: RestoreResult) -> None:
-        section, segment = self._section, result.task.segment
-        if result.ok:
-            section["restored_bytes"] += result.nbytes
-            section["restore_busy_s"] += result.seconds
-            section["restore_bytes_per_s"] = result.nbytes / max(result.seconds, 1e-9)
-            section["resumed_bytes"] += result.resumed_bytes
-            if self._failing and not self._failing - {segment}:
-                logger.info("dps rank %d: restores succeed again", self.index)
-            self._failing.discard(segment)
-        else:
-            section["restores_failed"] += 1
-            # Retries and further segments say nothing new: one line for each time it breaks.
-            if not self._failing:
-                logger.error("dps rank %d: %s", self.index, result.error)
-            self._failing.add(segment)
-            section.error = result.error or ""
-        # Last: the scheduler acts on this cell.
-        section.outcomes[result.task.unit] = result.task.epoch if result.ok else -result.task.epoch
 
 
 def _resolve_kernel(choice: str, device: torch.device) -> bool:

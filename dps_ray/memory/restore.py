@@ -12,7 +12,7 @@ from dps_ray.memory.driver import Fence
 from dps_ray.memory.handover import Handover
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.region import SharedRegion
-from dps_ray.memory.restore_result import RestoreCounters, RestoreResult
+from dps_ray.memory.restore_result import RestoreCounters, RestoreResult, mismatch
 from dps_ray.memory.segment_copy import SegmentCopy
 
 
@@ -186,7 +186,7 @@ class RestoreWorker:
             copy = self._segment_copy(task)
             self._bind(task, fence)
             self._copy(copy)
-            error = self._mismatch(task, copy.checksum)
+            error = None if self._verified(task, copy.checksum) else mismatch(task)
         except _CancelledError:
             self._count(cancelled=1)
             return
@@ -221,12 +221,7 @@ class RestoreWorker:
 
         Progress dies with the task: nobody knows what a unit holds that was stolen in between.
         """
-        return SegmentCopy(
-            self._region.segment_view(task.segment),
-            self._region.backup.segment(task.segment),
-            self._region.driver.transfer,
-            summed=self._verify,
-        )
+        return SegmentCopy.of(self._region, task.segment, summed=self._verify)
 
     def _copy(self, copy: SegmentCopy) -> None:
         """Copy what is left of a segment, as fast as pacing and holds allow."""
@@ -260,18 +255,13 @@ class RestoreWorker:
             self._pacer.note_copy(nbytes, seconds)
             self._count(busy_seconds=seconds)
 
-    def _mismatch(self, task: RestoreTask, checksum: int | None) -> str | None:
+    def _verified(self, task: RestoreTask, checksum: int | None) -> bool:
         if not self._verify:
-            return None
+            return True
         began_s = time.monotonic()
         matches = self._region.verify(task.segment, checksum)
         self._count(busy_seconds=time.monotonic() - began_s)
-        if matches:
-            return None
-        return (
-            f"segment {task.segment} differs from the backup after its restore into unit "
-            f"{task.unit}: it stays lent"
-        )
+        return matches
 
     def _idle(self) -> bool:
         return self._active is None and not self._queue

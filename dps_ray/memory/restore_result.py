@@ -20,6 +20,14 @@ class RestoreResult:
     error: str | None = None
 
 
+def mismatch(task: RestoreTask) -> str:
+    """Why a restore failed that put other bytes in place than the backup has."""
+    return (
+        f"segment {task.segment} differs from the backup after its restore into unit "
+        f"{task.unit}: it stays lent"
+    )
+
+
 @dataclass(slots=True)
 class RestoreCounters:
     """Totals since the start."""

@@ -2,11 +2,13 @@
 
 import time
 from collections import deque
+from typing import Self
 
 import torch
 
 from dps_ray.memory.checksum import ROW_BYTES
 from dps_ray.memory.driver import Executor, Fence
+from dps_ray.memory.region import SharedRegion
 
 
 class SegmentCopy:
@@ -36,6 +38,12 @@ class SegmentCopy:
         self._in_flight: deque[tuple[Fence, int, float]] = deque()
         """Fence, bytes and time of issue of each piece, oldest first."""
         self._landed_s = 0.0
+
+    @classmethod
+    def of(cls, region: SharedRegion, segment: int, *, summed: bool) -> Self:
+        """The copy of a region's segment from the backup to its place."""
+        place, backup = region.segment_view(segment), region.backup.segment(segment)
+        return cls(place, backup, region.driver.transfer, summed=summed)
 
     @property
     def left_bytes(self) -> int:
