@@ -60,7 +60,7 @@ class TuneInput(BaseModel):
     """Divergence of fast mode from the 16-bit model, nats a token."""
     switch_to_fast_ms: Cost = 0.0
     switch_to_full_ms: Cost
-    """Step time that one restore costs the steps beside it."""
+    """Step time that one restore costs the steps beside it, or held up by it."""
     walk: Walk | None = None
     used_blocks: tuple[tuple[float, ...], ...] | None = None
     """Measured occupancy, a period apart, one sequence a replica."""
@@ -182,7 +182,8 @@ def _of_a_run(run: Path) -> dict[str, Any]:
             "the summary.json of a dps-ray demo"
         )
     if returns:
-        # While it copies, pacing lets the steps stretch by this share.
+        # While copies run beside steps, pacing lets these stretch by this share. Too little for
+        # hosts, whose slices run between steps: the table of fields says what to give there.
         try:
             share = DpsOptions(**options).restore_max_inflation
         except ValidationError as error:
