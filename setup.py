@@ -36,6 +36,11 @@ REASON = "not_compiled.txt"
 class BuildKernels(build_ext):
     """Compile the kernels, or explain why not: the package works without them."""
 
+    def run(self) -> None:
+        # setuptools takes `inplace` back while it builds.
+        self._serves_checkout = bool(self.inplace or self.editable_mode)
+        super().run()
+
     def build_extension(self, ext: Extension) -> None:
         if importlib.util.find_spec("torch") is None:
             self._leave_out(ext, "torch is not installed where the build ran; install it")
@@ -105,7 +110,7 @@ class BuildKernels(build_ext):
     def _packages(self, ext: Extension) -> list[Path]:
         """Where the package is built, and where an editable installation imports it from."""
         folders = [Path(self.get_ext_fullpath(ext.name)).parent]
-        if self.inplace or self.editable_mode:
+        if self._serves_checkout:
             folders.append(Path("kernels/dps_kernels"))
         return folders
 
