@@ -1,11 +1,11 @@
 """``dps-ray check memory``: no history of orders loses a byte, and every safety rule is needed."""
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 
+from dps_ray.checks.apart import Apart, ProcessDiedError
 from dps_ray.checks.soak_rules import MUTANTS
 from dps_ray.checks.soak_run import SoakOutcome, run_soak
 from dps_ray.config import DpsConfigError
@@ -46,23 +46,24 @@ def check_memory(
     if operations < pieces:
         raise DpsConfigError(f"operations is {operations}: give at least {pieces}")
     report = Report("check memory", {"seed": seed})
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    apart = Apart(run_soak.__module__)
+    with ThreadPoolExecutor(2) as pool:
         soaks = [
             pool.submit(
-                run_soak, operations // pieces + (piece < operations % pieces), seed + piece,
-                BINDINGS[piece % len(BINDINGS)], by_layer=piece >= len(BINDINGS),
+                _outcome, apart, operations // pieces + (piece < operations % pieces),
+                seed + piece, BINDINGS[piece % len(BINDINGS)], by_layer=piece >= len(BINDINGS),
                 queued_link=piece in QUEUED_PIECES,
             )
             for piece in range(pieces)
         ]  # fmt: skip
         mutants = {
             rule: pool.submit(
-                run_soak, MUTANT_OPERATIONS, seed, rules.binding, rules,
+                _outcome, apart, MUTANT_OPERATIONS, seed, rules.binding, rules,
                 queued_link=rules.queued_link,
             )
             for rule, rules in MUTANTS.items()
         }  # fmt: skip
-        searched = pool.submit(_search, histories, seed) if histories else None
+        searched = pool.submit(apart.run, _search, histories, seed) if histories else None
         _judge_soak(report, [soak.result() for soak in soaks], operations, say)
         _judge_mutants(report, {rule: run.result() for rule, run in mutants.items()}, say)
         if searched is not None:
@@ -73,10 +74,18 @@ def check_memory(
     return report
 
 
+def _outcome(apart: Apart, *arguments: Any, **options: Any) -> SoakOutcome:
+    """What ``run_soak`` returns. A soak that reads memory which is not mapped dies instead."""
+    try:
+        return apart.run(run_soak, *arguments, **options)
+    except ProcessDiedError as error:
+        return SoakOutcome(None, broken=str(error))
+
+
 def _judge_soak(
     report: Report, outcomes: list[SoakOutcome], operations: int, say: Callable[[str], None]
 ) -> None:
-    done = sum(outcome.operations for outcome in outcomes)
+    done = sum(outcome.operations or 0 for outcome in outcomes)
     counts = sum((outcome.counts for outcome in outcomes), Counter[str]())
     broken = [outcome.broken for outcome in outcomes if outcome.broken]
     report.check(f"soak: {operations} operations without a broken invariant",
@@ -116,7 +125,7 @@ def _judge_mutants(
         report.check(f"without the rule that {rule}, the soak fails", outcome.broken is not None)
         symptom = (outcome.broken or "survived").splitlines()[0][:160]
         table.append({"rule": rule, "operations": outcome.operations, "symptom": symptom})
-        say(f"  {outcome.operations:>7}  {rule}: {symptom}")
+        say(f"  {outcome.operations or '?':>7}  {rule}: {symptom}")
     report.figures["mutants"] = table
 
 

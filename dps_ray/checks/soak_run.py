@@ -26,7 +26,8 @@ must see them hit as well, and a long one need not wait for them all the time.""
 class SoakOutcome:
     """What a soak did, and what was wrong, if anything was."""
 
-    operations: int
+    operations: int | None
+    """None where the process died before it could tell."""
     counts: Counter[str] = field(default_factory=Counter)
     broken: str | None = None
 

@@ -2,10 +2,12 @@
 
 import numpy as np
 import torch
+from dps_kernels.checksum import MIX_SHIFT
 from numpy.typing import NDArray
 
 from dps_ray.memory.checksum import COLUMNS, ROW_BYTES, column_weights, row_weights
 
+_SHIFTED_BITS = (1 << 64 - MIX_SHIFT) - 1
 _ROWS_AT_ONCE = 1024
 """Bounds the scratch memory to 4 MiB, which a GPU keeps in its second-level cache."""
 
@@ -49,8 +51,11 @@ class DeviceChecksum:
     def _add(self, rows: torch.Tensor, first: int) -> None:
         count = rows.shape[0]
         row_sums = self._row_sums[:count]
-        torch.mul(rows, self._columns, out=self._products[:count])
-        torch.sum(self._products[:count], dim=1, out=row_sums)
+        products = self._products[:count]
+        torch.bitwise_right_shift(rows, MIX_SHIFT, out=products)
+        # The shift repeats the sign, which unsigned words do not have.
+        products.bitwise_and_(_SHIFTED_BITS).bitwise_xor_(rows).mul_(self._columns)
+        torch.sum(products, dim=1, out=row_sums)
         row_sums.mul_(self._row_weights[first : first + count])
         torch.sum(row_sums, dim=0, out=self._chunk_sum)
         self._total.add_(self._chunk_sum)

@@ -21,12 +21,21 @@ namespace {
 constexpr int64_t kLineWords = 8;
 constexpr uintptr_t kLineBytes = kLineWords * sizeof(uint64_t);
 constexpr int64_t kRowsAhead = 2;
+constexpr int kMixShift = 29;
+
+// Brings the upper bits down: a product modulo 2^64 forgets most of what a weight does to them.
+// The shift is odd, so that bytes that all change alike do not cancel here.
+inline __attribute__((always_inline)) uint64_t mixed(uint64_t word) {
+  return word ^ (word >> kMixShift);
+}
 
 // Inlined into each version below, so that it is compiled for the same instruction set.
 inline __attribute__((always_inline)) uint64_t weighted(const uint64_t* row,
                                                         const uint64_t* weights, int64_t columns) {
   uint64_t sum = 0;
-  for (int64_t column = 0; column < columns; ++column) sum += row[column] * weights[column];
+  for (int64_t column = 0; column < columns; ++column) {
+    sum += mixed(row[column]) * weights[column];
+  }
   return sum;
 }
 
@@ -81,7 +90,7 @@ void copy_rows(uint64_t* target, const uint64_t* source, const uint64_t* weights
       // fetches nothing that matters.
       __builtin_prefetch(from + kRowsAhead * columns + column);
       for (int64_t word = 0; word < kLineWords; ++word) {
-        sum[word] += from[column + word] * weights[column + word];
+        sum[word] += mixed(from[column + word]) * weights[column + word];
       }
       store_line(to + column, from + column);
     }

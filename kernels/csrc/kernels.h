@@ -128,7 +128,8 @@ const PackedKernels& amx_kernels();
 // fastest way to read memory once, which is the measure of kernels that read weights once.
 uint64_t read_lines(const uint8_t* data, int64_t size);
 
-// sums[row] = sum of words[row, column] * weights[column], modulo 2^64; contiguous rows.
+// sums[row] = sum of (w ^ w >> 29) * weights[column] over the words w of a row, modulo 2^64;
+// contiguous rows.
 void row_sums(const uint64_t* words, const uint64_t* weights, int64_t rows, int64_t columns,
               uint64_t* sums);
 

@@ -6,9 +6,16 @@ from numpy.typing import NDArray
 
 from dps_kernels.library import available
 
+MIX_SHIFT = 29
+
+
+def mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """``word ^ (word >> 29)``: what a flipped upper bit changes, it also changes 29 bits lower."""
+    return words ^ (words >> np.uint64(MIX_SHIFT))
+
 
 def row_sums(words: NDArray[np.uint64], weights: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """``words @ weights`` modulo 2**64, in the calling thread and without the interpreter lock.
+    """``mixed(words) @ weights`` modulo 2**64, in the calling thread, without the interpreter lock.
 
     Parameters
     ----------
@@ -22,7 +29,7 @@ def row_sums(words: NDArray[np.uint64], weights: NDArray[np.uint64]) -> NDArray[
     ``[rows]`` uint64
     """
     if not available() or not words.size:
-        return words @ weights
+        return mixed(words) @ weights
     sums = np.empty(words.shape[0], dtype=np.uint64)
     torch.ops.dps_kernels.row_sums(*map(_signed, (words, weights, sums)))
     return sums
@@ -46,7 +53,7 @@ def copy_rows(
     """
     if not available() or not source.size:
         target[...] = source
-        return target @ weights
+        return mixed(target) @ weights
     sums = np.empty(source.shape[0], dtype=np.uint64)
     torch.ops.dps_kernels.copy_rows(*map(_signed, (target, source, weights, sums)))
     return sums

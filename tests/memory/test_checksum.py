@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from dps_kernels import row_sums
+from dps_kernels.checksum import mixed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,19 @@ def test_any_changed_byte_changes_the_checksum(
     changed = content.copy()
     changed[data.draw(st.integers(0, content.size - 1))] ^= data.draw(st.integers(1, 255))
     assert checksum64(changed) != checksum64(content)
+
+
+def test_no_two_flipped_bits_cancel_each_other() -> None:
+    content = np.random.default_rng(6).integers(0, 256, 4 * 4096, dtype=np.uint8)
+    words, whole = content.view(np.uint64), checksum64(content)
+    changes = set[int]()
+    for word in range(0, words.size, 9):
+        for bit in range(64):
+            words[word] ^= np.uint64(1 << bit)
+            changes.add((checksum64(content) - whole) % 2**64)
+            words[word] ^= np.uint64(1 << bit)
+    assert len(changes) == 64 * len(range(0, words.size, 9))
+    assert changes.isdisjoint({-change % 2**64 for change in changes})
 
 
 def test_swapped_words_rows_and_chunks_change_the_checksum() -> None:
@@ -50,7 +64,7 @@ def test_shares_of_pieces_add_up_to_the_checksum_of_the_whole() -> None:
 
 def test_the_compiled_rows_are_numpys() -> None:
     words = np.random.default_rng(4).integers(0, 1 << 64, (7, 512), dtype=np.uint64)
-    assert (row_sums(words, words[0].copy()) == words @ words[0]).all()
+    assert (row_sums(words, words[0].copy()) == mixed(words) @ words[0]).all()
 
 
 @pytest.mark.parametrize("offset", [0, 16, 24])
