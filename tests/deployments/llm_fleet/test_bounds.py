@@ -65,6 +65,7 @@ def test_urgent_requests_are_served_while_others_are_shed(
         high = [pool.submit(send, -1) for _ in range(4)]
         assert [reply.result().status_code for reply in high] == [200] * 4
     cluster.configure({})
-    assert len(low) - len(shed()) >= 24
+    # At least one replica's places and the queue: the other one's may not be known all the time.
+    assert len(low) - len(shed()) >= 16
     assert {reply.result().status_code for reply in low} == {200, 503}
     assert all(2 <= int(answer.headers["Retry-After"]) <= 30 for answer in shed())
