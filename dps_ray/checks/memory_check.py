@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 
-from dps_ray.checks.apart import Apart, ProcessDiedError
+from dps_ray.checks.soak_process import ProcessDiedError, run_apart
 from dps_ray.checks.soak_rules import MUTANTS
 from dps_ray.checks.soak_run import SoakOutcome, run_soak
 from dps_ray.config import DpsConfigError
@@ -46,11 +46,10 @@ def check_memory(
     if operations < pieces:
         raise DpsConfigError(f"operations is {operations}: give at least {pieces}")
     report = Report("check memory", {"seed": seed})
-    apart = Apart(run_soak.__module__)
     with ThreadPoolExecutor(2) as pool:
         soaks = [
             pool.submit(
-                _outcome, apart, operations // pieces + (piece < operations % pieces),
+                _outcome, operations // pieces + (piece < operations % pieces),
                 seed + piece, BINDINGS[piece % len(BINDINGS)], by_layer=piece >= len(BINDINGS),
                 queued_link=piece in QUEUED_PIECES,
             )
@@ -58,12 +57,12 @@ def check_memory(
         ]  # fmt: skip
         mutants = {
             rule: pool.submit(
-                _outcome, apart, MUTANT_OPERATIONS, seed, rules.binding, rules,
+                _outcome, MUTANT_OPERATIONS, seed, rules.binding, rules,
                 queued_link=rules.queued_link,
             )
             for rule, rules in MUTANTS.items()
         }  # fmt: skip
-        searched = pool.submit(apart.run, _search, histories, seed) if histories else None
+        searched = pool.submit(run_apart, _search, histories, seed) if histories else None
         _judge_soak(report, [soak.result() for soak in soaks], operations, say)
         _judge_mutants(report, {rule: run.result() for rule, run in mutants.items()}, say)
         if searched is not None:
@@ -74,10 +73,10 @@ def check_memory(
     return report
 
 
-def _outcome(apart: Apart, *arguments: Any, **options: Any) -> SoakOutcome:
+def _outcome(*arguments: Any, **options: Any) -> SoakOutcome:
     """What ``run_soak`` returns. A soak that reads memory which is not mapped dies instead."""
     try:
-        return apart.run(run_soak, *arguments, **options)
+        return run_apart(run_soak, *arguments, **options)
     except ProcessDiedError as error:
         return SoakOutcome(None, broken=str(error))
 

@@ -4,13 +4,12 @@ import os
 
 import pytest
 
-from dps_ray.checks.apart import Apart, ProcessDiedError
+from dps_ray.checks.soak_process import ProcessDiedError, run_apart
 
 
 def test_a_call_that_dies_is_told_from_one_that_fails_and_the_next_one_runs() -> None:
-    apart = Apart("dps_ray.checks.apart")
     with pytest.raises(ProcessDiedError, match="the process of _exit died"):
-        apart.run(os._exit, 3)
+        run_apart(os._exit, 3)
     with pytest.raises(ValueError, match="invalid literal"):
-        apart.run(int, "many")
-    assert apart.run(int, "7") == 7
+        run_apart(int, "many")
+    assert run_apart(int, "7") == 7
