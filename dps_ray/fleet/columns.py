@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from dps_ray.fleet.routing import Hint, Peer
 from dps_ray.fleet.snapshot import Entry, Standing
+from dps_ray.fleet.tiers import FloatArray
 from dps_ray.modes import Mode
 
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-TierArray = NDArray[np.int8]
-RowArray = NDArray[np.intp]
 
 UNKNOWN = float("nan")
 NO_MODE, FULL, FAST = -1, 0, 1
@@ -69,12 +67,6 @@ class Columns:
         self.open_requests: FloatArray = np.zeros(count)
         """Requests of this router that are on the replica now."""
 
-        # Parts of the loads that hold for one version.
-        self._lines_for = -1
-        self._follows: FloatArray = np.zeros(count)
-        self._base: FloatArray = np.zeros(count)
-        self._blind: RowArray = np.zeros(0, dtype=np.intp)
-
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -113,57 +105,6 @@ class Columns:
     def forget_queue_lens(self, *, before_s: float) -> None:
         """What Serve heard before that moment is unknown from now on."""
         self.queue_len[self.queue_len_at_s < before_s] = UNKNOWN
-
-    def loads(self, tiers: TierArray) -> FloatArray:
-        """Requests on each replica: reported, corrected by this router's own; else the best known.
-
-        A replica reports its queue now and then; this router knows at once what it has sent there
-        since, and a replica never has fewer requests than this router has open on it. Where no
-        figure is known at all the others' requests are taken to be as many as on average in the
-        same tier.
-        """
-        if self._lines_for != self.version:
-            self._lines_for = self.version
-            known = ~np.isnan(self.reported)
-            self._follows = known.astype(np.float64)
-            self._base = np.where(known, self.reported - self.open_when_measured, 0.0)
-            self._blind = np.flatnonzero(~known)
-        loads = self._follows * self.open_requests
-        loads += self._base
-        if not len(self._blind):
-            return np.maximum(loads, self.open_requests, out=loads)
-        heard = self.queue_len[self._blind]
-        loads[self._blind] = heard
-        # The larger of two that keeps what is unknown.
-        np.maximum(loads, self.open_requests, out=loads)
-        loads -= self.open_requests
-        take_the_mean(loads, self._blind[np.isnan(heard)], tiers)
-        loads += self.open_requests
-        return loads
-
-
-def take_the_mean(values: FloatArray, unknown: RowArray, tiers: TierArray) -> None:
-    """Put the mean of the known values of a tier in the place of its unknown ones.
-
-    So an unknown neither wins nor loses against a figure. In a tier without any it is 0.
-
-    Parameters
-    ----------
-    values
-        One for each row; changed in place.
-    unknown
-        Rows of the unknown ones.
-    tiers
-        Tier of each row.
-    """
-    values[unknown] = 0.0
-    of_unknown = tiers[unknown]
-    for tier in set(of_unknown.tolist()):
-        same = tiers == tier
-        filled = unknown[of_unknown == tier]
-        known = np.count_nonzero(same) - len(filled)
-        if known:
-            values[filled] = values.dot(same) / known
 
 
 def _number(value: int | None) -> float:

@@ -10,8 +10,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from dps_ray.fleet.ask import Ask
-from dps_ray.fleet.columns import FAST, FULL, Columns, TierArray
+from dps_ray.fleet.columns import FAST, FULL, BoolArray, Columns
 from dps_ray.fleet.routing import Tier
+from dps_ray.fleet.tiers import TierArray
 from dps_ray.modes import Floor
 
 
@@ -35,7 +36,7 @@ class Health(_Rule):
     name: ClassVar[str] = "health"
 
     def tiers(self, columns: Columns, ask: Ask) -> TierArray:
-        return np.where(columns.gone, Tier.EXCLUDED, Tier.READY).astype(np.int8)
+        return _demoted(columns.gone, Tier.EXCLUDED)
 
 
 class Freshness(_Rule):
@@ -44,7 +45,7 @@ class Freshness(_Rule):
     name: ClassVar[str] = "freshness"
 
     def tiers(self, columns: Columns, ask: Ask) -> TierArray:
-        return np.where(columns.live, Tier.READY, Tier.UNKNOWN).astype(np.int8)
+        return _demoted(~columns.live, Tier.UNKNOWN)
 
 
 class Restoring(_Rule):
@@ -53,7 +54,7 @@ class Restoring(_Rule):
     name: ClassVar[str] = "restoring"
 
     def tiers(self, columns: Columns, ask: Ask) -> TierArray:
-        return np.where(columns.restoring, Tier.RESTORING, Tier.READY).astype(np.int8)
+        return _demoted(columns.restoring, Tier.RESTORING)
 
 
 class PrecisionFloor(_Rule):
@@ -76,3 +77,8 @@ class PrecisionFloor(_Rule):
         tiers[columns.mode == FULL] = Tier.READY
         tiers[columns.mode == FAST] = fast
         return tiers
+
+
+def _demoted(rows: BoolArray, tier: Tier) -> TierArray:
+    """That tier for the chosen rows, and the best for all others."""
+    return rows * np.int8(tier)

@@ -3,14 +3,11 @@
 from typing import Annotated, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from dps_ray.fleet.columns import FloatArray, TierArray
 from dps_ray.fleet.routing import Tier
+from dps_ray.fleet.tiers import STEP, FloatArray, RowArray, Tiers
 
-Rows = NDArray[np.intp]
-_TIER_STEP = 1000.0
 _TIE = 1e-9
 
 
@@ -18,8 +15,8 @@ class Picker(Protocol):
     """Order the candidates; stateful, one for each router."""
 
     def pick(
-        self, tiers: TierArray, costs: FloatArray, limit: int, rng: np.random.Generator
-    ) -> Rows:
+        self, tiers: Tiers, costs: FloatArray, limit: int, rng: np.random.Generator
+    ) -> RowArray:
         """At most ``limit`` rows, most wanted first, none of them excluded."""
         ...
 
@@ -28,17 +25,18 @@ class Lowest:
     """By tier, then by cost; equals, to a billionth, at random."""
 
     def pick(
-        self, tiers: TierArray, costs: FloatArray, limit: int, rng: np.random.Generator
-    ) -> Rows:
+        self, tiers: Tiers, costs: FloatArray, limit: int, rng: np.random.Generator
+    ) -> RowArray:
+        keys = rng.random(len(costs))
+        keys *= _TIE
         # One key for both: a cost above the step would reach into the next tier.
-        keys = tiers * _TIER_STEP + np.minimum(costs, _TIER_STEP - 1.0)
-        keys += _TIE * rng.random(len(keys))
+        keys += np.minimum(costs, STEP - 1.0)
+        keys += tiers.steps
+        limit = min(limit, len(tiers.usable))
         if limit < len(keys):
             rows = np.argpartition(keys, limit)[:limit]
-            rows = rows[np.argsort(keys[rows])]
-        else:
-            rows = np.argsort(keys)
-        return rows[tiers[rows] != Tier.EXCLUDED]
+            return rows[keys[rows].argsort()]
+        return keys.argsort()
 
 
 class Drawn:
@@ -48,11 +46,11 @@ class Drawn:
         self._choices = choices
 
     def pick(
-        self, tiers: TierArray, costs: FloatArray, limit: int, rng: np.random.Generator
-    ) -> Rows:
-        rows = rng.permutation(np.flatnonzero(tiers != Tier.EXCLUDED))[: max(limit, self._choices)]
+        self, tiers: Tiers, costs: FloatArray, limit: int, rng: np.random.Generator
+    ) -> RowArray:
+        rows = rng.permutation(tiers.usable)[: max(limit, self._choices)]
         drawn = rows[: self._choices]
-        order = np.lexsort((costs[drawn], tiers[drawn]))
+        order = np.lexsort((costs[drawn], tiers.levels[drawn]))
         return np.concatenate((drawn[order], rows[self._choices :]))[:limit]
 
 
@@ -63,14 +61,14 @@ class Rotating:
         self._next = 0
 
     def pick(
-        self, tiers: TierArray, costs: FloatArray, limit: int, rng: np.random.Generator
-    ) -> Rows:
-        rows = np.flatnonzero(tiers != Tier.EXCLUDED)
+        self, tiers: Tiers, costs: FloatArray, limit: int, rng: np.random.Generator
+    ) -> RowArray:
+        rows = tiers.usable
         if not len(rows):
             return rows
         rows = np.roll(rows, -(self._next % len(rows)))
         self._next += 1
-        return rows[np.argsort(tiers[rows], kind="stable")][:limit]
+        return rows[np.argsort(tiers.levels[rows], kind="stable")][:limit]
 
 
 class Probe(BaseModel):
@@ -85,11 +83,11 @@ class Probe(BaseModel):
     """Share of requests without a floor that go to a replica of the unknown tier first, while
     there is one and there are known replicas too."""
 
-    def choose(self, tiers: TierArray, rng: np.random.Generator) -> int | None:
+    def choose(self, tiers: Tiers, rng: np.random.Generator) -> int | None:
         """Row to try first, or ``None`` for the usual order."""
         if self.share == 0.0 or rng.random() >= self.share:
             return None
-        unknown = np.flatnonzero(tiers == Tier.UNKNOWN)
-        if not len(unknown) or tiers.min() >= Tier.UNKNOWN:
+        unknown = tiers.unknown
+        if not len(unknown) or tiers.best >= Tier.UNKNOWN:
             return None
-        return int(rng.choice(unknown))
+        return int(unknown[rng.integers(len(unknown))])

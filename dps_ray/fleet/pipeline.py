@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dps_ray.fleet.ask import Ask
-from dps_ray.fleet.columns import Columns, FloatArray, TierArray
-from dps_ray.fleet.decision import Decision, Line
+from dps_ray.fleet.columns import Columns
+from dps_ray.fleet.decision import Decision, Line, Matches, Spots
 from dps_ray.fleet.filters import Filter
 from dps_ray.fleet.pickers import Picker, Probe
-from dps_ray.fleet.scorers import Matches, Scorer, SteadyScorer
+from dps_ray.fleet.scorers import Scorer
+from dps_ray.fleet.tiers import FloatArray, TierArray, Tiers
 from dps_ray.modes import Floor
 
 
@@ -18,10 +19,12 @@ from dps_ray.modes import Floor
 class _Static:
     """What holds for every request of one floor until the columns change."""
 
-    tiers: TierArray
+    tiers: Tiers
     verdicts: tuple[tuple[str, TierArray], ...]
     lines: tuple[Line, ...]
     bases: FloatArray
+    """Sums over all lines, also of those that say nothing of most requests: they are the same for
+    every replica then."""
     slopes: FloatArray
 
 
@@ -48,8 +51,6 @@ class Pipeline:
     ) -> None:
         self._filters = tuple(filters)
         self._scorers = tuple(scorer for scorer in scorers if scorer.weight > 0.0)
-        self._steady = tuple(s for s in self._scorers if isinstance(s, SteadyScorer))
-        self._live = tuple(s for s in self._scorers if not isinstance(s, SteadyScorer))
         self._picker = picker
         self._probe = probe
         self._rng = rng
@@ -70,41 +71,41 @@ class Pipeline:
         limit
             Most replicas in the answer.
         """
-        static, costs, live = self._costs(columns, ask, matches)
-        tiers = static.tiers
-        rows = self._picker.pick(tiers, costs, limit, self._rng)
-        probed = self._probe.choose(tiers, self._rng) if ask.floor is Floor.ANY else None
+        static = self._static(columns, ask)
+        costs, spots = self._costs(static, columns, ask, matches)
+        rows = self._picker.pick(static.tiers, costs, limit, self._rng)
+        probed = self._probe.choose(static.tiers, self._rng) if ask.floor is Floor.ANY else None
         if probed is not None:
             rows = np.concatenate(([probed], rows[rows != probed]))[:limit]
         ids = columns.ids
         return Decision(
-            order=tuple(ids[row] for row in rows.tolist()),
+            order=tuple([ids[row] for row in rows.tolist()]),
             probe=probed is not None,
             candidates=ids,
-            tiers=tiers,
+            tiers=static.tiers.levels,
             verdicts=static.verdicts,
-            lines=(*static.lines, *live),
+            lines=static.lines,
+            spots=spots,
             open_requests=columns.open_requests.copy(),
         )
 
     def costs(self, columns: Columns, ask: Ask, matches: Matches) -> tuple[TierArray, FloatArray]:
-        """Tier and cost of every candidate."""
-        static, costs, _ = self._costs(columns, ask, matches)
-        return static.tiers, costs
+        """Tier of every candidate, and its cost up to what all candidates have in common."""
+        static = self._static(columns, ask)
+        return static.tiers.levels, self._costs(static, columns, ask, matches)[0]
 
     def _costs(
-        self, columns: Columns, ask: Ask, matches: Matches
-    ) -> tuple[_Static, FloatArray, list[Line]]:
-        static = self._static(columns, ask)
+        self, static: _Static, columns: Columns, ask: Ask, matches: Matches
+    ) -> tuple[FloatArray, dict[str, Spots]]:
         costs = static.slopes * columns.open_requests
         costs += static.bases
-        lines = []
-        for scorer in self._live:
-            values = scorer.values(columns, ask, static.tiers, matches)
-            if values is not None:
-                costs += scorer.weight * values
-                lines.append(Line(scorer.name, scorer.weight, values))
-        return static, costs, lines
+        found = {}
+        for line in static.lines:
+            spots = line.spots(ask, matches)
+            if spots is not None:
+                costs[spots.rows] += line.weight * spots.changes
+                found[line.scorer] = spots
+        return costs, found
 
     def _static(self, columns: Columns, ask: Ask) -> _Static:
         if self._kept_for != (columns, columns.version):
@@ -112,18 +113,16 @@ class Pipeline:
             self._kept = {}
         kept = self._kept.get(ask.floor)
         if kept is None:
-            tiers = np.zeros(len(columns), dtype=np.int8)
+            levels = np.zeros(len(columns), dtype=np.int8)
             verdicts = tuple((rule.name, rule.tiers(columns, ask)) for rule in self._filters)
-            for _, levels in verdicts:
-                np.maximum(tiers, levels, out=tiers)
+            for _, found in verdicts:
+                np.maximum(levels, found, out=levels)
+            tiers = Tiers(levels)
+            lines = tuple(scorer.line(columns, tiers) for scorer in self._scorers)
             bases, slopes = np.zeros(len(columns)), np.zeros(len(columns))
-            lines = []
-            for scorer in self._steady:
-                base, slope = scorer.line(columns, tiers)
-                bases += scorer.weight * base
-                if slope is not None:
-                    slopes += scorer.weight * slope
-                lines.append(Line(scorer.name, scorer.weight, base, slope))
-            kept = _Static(tiers, verdicts, tuple(lines), bases, slopes)
-            self._kept[ask.floor] = kept
+            for line in lines:
+                bases += line.weight * line.base
+                if line.slope is not None:
+                    slopes += line.weight * line.slope
+            kept = self._kept[ask.floor] = _Static(tiers, verdicts, lines, bases, slopes)
         return kept

@@ -1,31 +1,26 @@
 """Scorers: what a request would cost on each replica, from one point of view each.
 
-A value of 0 is best and 1 is bad; the policy adds the values times their weights. What depends on
-requests in flight only in proportion (``SteadyScorer``) is worked out once per version of the
-columns; the others run at every decision.
+A value of 0 is best and 1 is bad; the policy adds the values times their weights. A scorer works
+its ``Line`` out once per version of the columns; at a decision it only says which few rows are
+different for that request.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from dps_ray.fleet.ask import Ask
-from dps_ray.fleet.columns import (
-    FAST,
-    NO_MODE,
-    Columns,
-    FloatArray,
-    TierArray,
-    take_the_mean,
-)
+from dps_ray.fleet.columns import FAST, NO_MODE, Columns
+from dps_ray.fleet.decision import Line, Matches, Spots
 from dps_ray.fleet.routing import Tier
+from dps_ray.fleet.tiers import RowArray, Tiers
 
 Weight = Annotated[float, Field(ge=0.0)]
-Matches = Mapping[str, float]
-"""Share of the request's prefix cached on a replica, by replica id; missing is none."""
 
 
 class Scorer(Protocol):
@@ -34,10 +29,8 @@ class Scorer(Protocol):
     name: ClassVar[str]
     weight: float
 
-    def values(
-        self, columns: Columns, ask: Ask, tiers: TierArray, matches: Matches
-    ) -> FloatArray | None:
-        """One value for each row; ``None`` where the request gives nothing to go by."""
+    def line(self, columns: Columns, tiers: Tiers) -> Line:
+        """The values of every row until the columns change."""
         ...
 
 
@@ -45,24 +38,7 @@ class _Weighted(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SteadyScorer(_Weighted):
-    """A scorer whose values are ``base + slope * open requests`` until the columns change."""
-
-    name: ClassVar[str]
-    weight: Weight
-
-    def line(self, columns: Columns, tiers: TierArray) -> tuple[FloatArray, FloatArray | None]:
-        """``base`` and ``slope`` of every row; no slope where open requests do not matter."""
-        raise NotImplementedError
-
-    def values(
-        self, columns: Columns, ask: Ask, tiers: TierArray, matches: Matches
-    ) -> FloatArray | None:
-        base, slope = self.line(columns, tiers)
-        return base if slope is None else base + slope * columns.open_requests
-
-
-class Precision(SteadyScorer):
+class Precision(_Weighted):
     """Being in fast mode: how much headroom full precision is worth.
 
     A replica of unknown mode counts as the others of its tier do on average.
@@ -73,13 +49,13 @@ class Precision(SteadyScorer):
     """Cost of fast mode. 0.25: a replica in full mode is preferred until it has a quarter of its
     memory less to offer than one in fast mode."""
 
-    def line(self, columns: Columns, tiers: TierArray) -> tuple[FloatArray, FloatArray | None]:
+    def line(self, columns: Columns, tiers: Tiers) -> Line:
         fast = (columns.mode == FAST).astype(np.float64)
-        take_the_mean(fast, np.flatnonzero(columns.mode == NO_MODE), tiers)
-        return fast, None
+        tiers.fill(fast, np.flatnonzero(columns.mode == NO_MODE))
+        return Line(self.name, self.weight, fast)
 
 
-class Headroom(SteadyScorer):
+class Headroom(_Weighted):
     """KV memory left once all known requests hold theirs, as a share of all KV memory.
 
     Headroom is what the replica reported, lendable units included, less what its waiting requests
@@ -94,15 +70,17 @@ class Headroom(SteadyScorer):
     blocks_per_request: Annotated[float, Field(gt=0.0)] = 8.0
     """KV blocks assumed for a request while a replica has none running to take the mean of."""
 
-    def line(self, columns: Columns, tiers: TierArray) -> tuple[FloatArray, FloatArray | None]:
+    def line(self, columns: Columns, tiers: Tiers) -> Line:
         blocks = columns.request_blocks
         size = np.where(np.isnan(blocks), self.blocks_per_request, blocks)
         coming = columns.waiting - columns.open_when_measured
         used_up = 1.0 - (columns.headroom_blocks - coming * size) / columns.total_blocks
         blind = np.zeros(len(Tier), dtype=bool)
-        blind[tiers[np.isnan(used_up)]] = True
-        ignored = blind[tiers]
-        return (
+        blind[tiers.levels[np.isnan(used_up)]] = True
+        ignored = blind[tiers.levels]
+        return Line(
+            self.name,
+            self.weight,
             np.where(ignored, 0.0, used_up),
             np.where(ignored, 0.0, size / columns.total_blocks),
         )
@@ -111,17 +89,50 @@ class Headroom(SteadyScorer):
 class Queue(_Weighted):
     """Requests running and waiting on the replica. The value is their number, without a worst.
 
-    Where that is unknown the mean of those known in the tier stands for the requests of others.
+    A replica reports its queue now and then; this router knows at once what it has sent there
+    since, and a replica never has fewer requests than this router has open on it. Where a replica
+    does not know its queue the length that Serve has heard counts; where that is missing too, the
+    mean of the others' requests known in the tier stands for them.
     """
 
     name: ClassVar[str] = "queue"
     weight: Weight = 0.02
     """Cost of each request: 50 requests weigh as much as all of a replica's memory."""
 
-    def values(
-        self, columns: Columns, ask: Ask, tiers: TierArray, matches: Matches
-    ) -> FloatArray | None:
-        return columns.loads(tiers)
+    def line(self, columns: Columns, tiers: Tiers) -> Line:
+        others = np.maximum(columns.reported - columns.open_when_measured, 0.0)
+        unknown = np.flatnonzero(np.isnan(others))
+        tiers.fill(others, unknown)
+        slope = np.ones(len(columns))
+        return _QueueLine(
+            self.name,
+            self.weight,
+            others,
+            slope,
+            columns=columns,
+            tiers=tiers,
+            unknown=unknown,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _QueueLine(Line):
+    columns: Columns
+    tiers: Tiers
+    unknown: RowArray
+    """Rows of replicas that do not know their queue."""
+
+    def spots(self, ask: Ask, matches: Matches) -> Spots | None:
+        if not len(self.unknown):
+            return None
+        heard = self.columns.queue_len[self.unknown]
+        missing = np.isnan(heard)
+        if missing.all():
+            return None
+        others = self.base.copy()
+        others[self.unknown] = np.maximum(heard - self.columns.open_requests[self.unknown], 0.0)
+        self.tiers.fill(others, self.unknown[missing])
+        return Spots(self.unknown, others[self.unknown] - self.base[self.unknown])
 
 
 class PrefixAffinity(_Weighted):
@@ -131,17 +142,25 @@ class PrefixAffinity(_Weighted):
     weight: Weight = 0.15
     """Cost of a replica that has none of the prompt cached."""
 
-    def values(
-        self, columns: Columns, ask: Ask, tiers: TierArray, matches: Matches
-    ) -> FloatArray | None:
+    def line(self, columns: Columns, tiers: Tiers) -> Line:
+        return _PrefixLine(self.name, self.weight, np.ones(len(columns)), index=columns.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PrefixLine(Line):
+    for_all: ClassVar[bool] = False
+    index: Mapping[str, int]
+
+    def spots(self, ask: Ask, matches: Matches) -> Spots | None:
         if not matches:
             return None
-        values = np.ones(len(columns))
-        for replica_id, share in matches.items():
-            row = columns.index.get(replica_id)
-            if row is not None:
-                values[row] = 1.0 - share
-        return values
+        found = [
+            (self.index[name], -share) for name, share in matches.items() if name in self.index
+        ]
+        return Spots(
+            np.array([row for row, _ in found], dtype=np.intp),
+            np.array([change for _, change in found]),
+        )
 
 
 class Session(_Weighted):
@@ -155,26 +174,42 @@ class Session(_Weighted):
     weight: Weight = 0.2
     """Cost of leaving the session's replica."""
 
-    def values(
-        self, columns: Columns, ask: Ask, tiers: TierArray, matches: Matches
-    ) -> FloatArray | None:
-        if ask.session is None or not len(columns):
+    def line(self, columns: Columns, tiers: Tiers) -> Line:
+        best = np.flatnonzero(tiers.levels == tiers.best) if len(columns) else tiers.usable
+        return _SessionLine(
+            self.name,
+            self.weight,
+            np.ones(len(columns)),
+            rows=best,
+            identities=columns.identity[best],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SessionLine(Line):
+    for_all: ClassVar[bool] = False
+    rows: RowArray
+    """The best tier, and a number of each replica in it."""
+    identities: NDArray[np.uint64]
+
+    def spots(self, ask: Ask, matches: Matches) -> Spots | None:
+        if ask.session is None or not len(self.rows):
             return None
         digest = int.from_bytes(blake2b(ask.session.encode(), digest_size=8).digest())
         # Multiplicative hashing: an odd factor drawn by the session shuffles the identities.
-        ranks = columns.identity * np.uint64(digest | 1)
-        ranks[tiers != tiers.min()] = 0
-        values = np.ones(len(columns))
-        values[ranks.argmax()] = 0.0
-        return values
+        owner = (self.identities * np.uint64(digest | 1)).argmax()
+        return Spots(self.rows[owner : owner + 1], _OWNED)
 
 
-class Locality(SteadyScorer):
+_OWNED = np.array([-1.0])
+
+
+class Locality(_Weighted):
     """Being on another node than the router. Off by default: a hop costs less than a token."""
 
     name: ClassVar[str] = "locality"
     weight: Weight = 0.0
     """Cost of another node."""
 
-    def line(self, columns: Columns, tiers: TierArray) -> tuple[FloatArray, FloatArray | None]:
-        return np.where(columns.local, 0.0, 1.0), None
+    def line(self, columns: Columns, tiers: Tiers) -> Line:
+        return Line(self.name, self.weight, np.where(columns.local, 0.0, 1.0))

@@ -8,11 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.columns import Columns
-from dps_ray.fleet.decision import Decision
+from dps_ray.fleet.decision import Decision, Matches
 from dps_ray.fleet.pipeline import Pipeline
 from dps_ray.fleet.policies import Policy
 from dps_ray.fleet.recent import Kept, RecentDecisions, Told
-from dps_ray.fleet.scorers import Matches
 
 
 class DryRun(BaseModel):

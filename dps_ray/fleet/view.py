@@ -49,6 +49,8 @@ class FleetView:
         self._prefixes = PrefixIndex()
         self._hints: dict[str, Hint | None] = {}
         self._columns = Columns((), node_id)
+        self._stale_at_s = np.zeros(0)
+        """When each row's entry will be stale."""
         self._next_change_s = float("inf")
         self._next_expiry_s = 0.0
         self._policy: Policy = defaults.routing
@@ -72,15 +74,16 @@ class FleetView:
             self.tally.start_dry_run(dry_run.policy.name if dry_run is not None else None)
         self.admission = publication.admission
         self.version = publication.snapshot.version
-        if publication.freshness != self._freshness:
-            self._freshness = publication.freshness
-            self._next_change_s = now_s
+        outdated = publication.freshness != self._freshness
+        self._freshness = publication.freshness
         for entry in publication.snapshot.entries:
             if entry.state is not None:
                 self._table.apply(entry.state, now_s, entry.age_s or 0.0)
-                if entry.replica_id in self._columns.index:
+                if entry.replica_id in self._columns.index and not outdated:
                     self._refresh(entry.replica_id, now_s)
         self._table.forget(now_s, self._freshness)
+        if outdated:
+            self._refresh_all(now_s)
 
     def offer(self, peers: Sequence[Peer], now_s: float) -> None:
         """Take over the replicas that Serve offers; requests on any other are forgotten."""
@@ -118,7 +121,9 @@ class FleetView:
         for replica_id in self._in_flight.expire(now_s):
             self._recount(replica_id)
         if now_s >= self._next_change_s:
-            self._refresh_all(now_s)
+            for row in np.flatnonzero(self._stale_at_s <= now_s).tolist():
+                self._refresh(self._columns.ids[row], now_s)
+            self._next_change_s = float(self._stale_at_s.min(initial=np.inf))
         if now_s >= self._next_expiry_s:
             self._next_expiry_s = now_s + EXPIRY_PERIOD_S
             self._columns.forget_queue_lens(before_s=now_s - QUEUE_LEN_VALID_S)
@@ -170,9 +175,10 @@ class FleetView:
             self._columns.open_requests[row] = self._in_flight.count(replica_id)
 
     def _refresh_all(self, now_s: float) -> None:
-        self._next_change_s = float("inf")
+        self._stale_at_s = np.full(len(self._columns), np.inf)
         for replica_id in self._columns.ids:
             self._refresh(replica_id, now_s)
+        self._next_change_s = float(self._stale_at_s.min(initial=np.inf))
 
     def _refresh(self, replica_id: str, now_s: float) -> None:
         entry = self._table.entry(replica_id, now_s, self._freshness)
@@ -180,7 +186,9 @@ class FleetView:
         self._columns.set_entry(
             entry, self._hints[replica_id], self._in_flight.count_at(replica_id, measured_at_s)
         )
+        stale_at_s = np.inf
         if entry.standing in (Standing.LIVE, Standing.COLD) and entry.age_s is not None:
             # Just after that moment: an entry is stale when it is older than the limit.
             stale_at_s = np.nextafter(measured_at_s + self._freshness.stale_after_s, np.inf)
-            self._next_change_s = min(self._next_change_s, float(stale_at_s))
+        self._stale_at_s[self._columns.index[replica_id]] = stale_at_s
+        self._next_change_s = min(self._next_change_s, float(stale_at_s))
