@@ -73,10 +73,9 @@ def _unknown(raw: Mapping[str, Any], model: Any, where: str) -> list[str]:
 
 def _relations(config: AutoscalingConfig, options: ScalingOptions, where: str) -> Iterator[str]:
     """Relations between Serve's windows and the policy's."""
-    from ray.serve._private.constants import RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S
-
-    push_s = RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S
-    push = f"the {push_s:g} s between two reports of a replica"
+    # Ray 2.60 calls it deprecated in favour of environment variables, but does not read those.
+    push_s = config.metrics_interval_s
+    push = f"metrics_interval_s ({push_s:g})"
     look_back = f"look_back_period_s ({config.look_back_period_s:g})"
     kwargs = "policy.policy_kwargs."
     windows = (

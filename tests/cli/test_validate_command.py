@@ -163,6 +163,11 @@ FAULTS = [
     ),
     ("      heartbeat_s: 1.0", "      heartbeat_s: 4.0", "below the controller's ageing.stale"),
     ("          look_back_period_s: 30", "          look_back_period_s: 8", "a mean needs"),
+    (
+        "          look_back_period_s: 30",
+        "          look_back_period_s: 30\n          metrics_interval_s: 31",
+        "look_back_period_s is 30: it must be above metrics_interval_s (31)",
+    ),
     ("          upscale_delay_s: 30", "          upscale_delay_s: 20", "grows twice"),
     ("          downscale_delay_s: 5", "          downscale_delay_s: 600", "delay_s is 600"),
     ("    request_timeout_s: 900", "    request_timeout_s: 1200", "give both the same value"),

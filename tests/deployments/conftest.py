@@ -25,9 +25,6 @@ def cluster() -> Iterator[Cluster]:
     # A token file left behind by some other Ray would turn authentication on.
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ[TOKEN_VARIABLE] = ADMIN_TOKEN
-    # Autoscaling figures every half second, not every ten.
-    os.environ["RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "0.5"
-    os.environ["RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "0.5"
     cloudpickle.register_pickle_by_value(sys.modules[cheap.__name__])
     ray.init(
         address="local",
