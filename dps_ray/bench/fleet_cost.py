@@ -23,6 +23,9 @@ from dps_ray.modes import Floor, Mode
 BASE_BLOCKS, TOTAL_BLOCKS = 2000, 6000
 REQUESTS_PER_REPLICA_S = 2.0
 RANKS = 16
+TRANSITION_EVERY = 5
+"""Every so many-th report of a replica tells another mode than the one before it."""
+OTHER_MODE = {Mode.FULL.value: Mode.FAST.value, Mode.FAST.value: Mode.FULL.value}
 
 
 @dataclass(frozen=True)
@@ -72,19 +75,17 @@ def measure_controller(load: FleetLoad) -> dict[str, float]:
 
     A fifth of the reports are transitions, each of which every router is told at once.
     """
-    rng = np.random.default_rng(load.seed)
-    rounds = [
-        [wire_state(number, second, rng) for number in range(load.replicas)]
-        for second in range(load.seconds)
-    ]
+    first, *rounds = _rounds(load)
     options = ControllerOptions()
     simulated_s = 0.0
     coordinator = Coordinator(options, lambda: simulated_s)
     aggregate = coordinator.aggregate
-    read: list[int | None] = [None] * load.routers
+    for report in first:
+        coordinator.report(ReplicaState.model_validate(report))
+    read: list[int | None] = [aggregate.version] * load.routers
     sent = 0
     started_s = time.process_time()
-    for second, reports in enumerate(rounds):
+    for second, reports in enumerate(rounds, start=1):
         for index, report in enumerate(reports):
             simulated_s = second + index / len(reports)
             reply = coordinator.report(ReplicaState.model_validate(report))
@@ -108,6 +109,21 @@ def measure_controller(load: FleetLoad) -> dict[str, float]:
         "core_share": busy_s / load.seconds,
         "us_per_report": busy_s / (load.seconds * load.replicas) * 1e6,
     }
+
+
+def _rounds(load: FleetLoad) -> list[list[dict[str, Any]]]:
+    """Reports of every replica: where each starts, then second by second."""
+    rng = np.random.default_rng(load.seed)
+    rounds = [[wire_state(number, 0, rng) for number in range(load.replicas)]]
+    for second in range(1, load.seconds + 1):
+        reports = []
+        for number, before in enumerate(rounds[-1]):
+            kept = {name: before[name] for name in ("mode", "restoring", "wants_restore")}
+            if (number + second) % TRANSITION_EVERY == 0:
+                kept["mode"] = OTHER_MODE[kept["mode"]]
+            reports.append({**wire_state(number, second, rng), **kept})
+        rounds.append(reports)
+    return rounds
 
 
 def measure_decisions(policy: Policy, load: FleetLoad, decisions: int) -> dict[str, float]:
