@@ -1,6 +1,6 @@
 """Outcome of a check, a benchmark or a demo, before anyone decides how to print it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,3 +27,12 @@ class Report:
 
     def as_dict(self) -> Mapping[str, Any]:
         return {"command": self.command, "ok": self.ok, "checks": self.checks, **self.figures}
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """One line of text for each row, all cells of a column ending at the same place."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]

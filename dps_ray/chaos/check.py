@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dps_ray.chaos.faults import Fault
-from dps_ray.chaos.fleet import HUNG_AFTER_S, MODEL, chaos_config
+from dps_ray.chaos.fleet import HUNG_AFTER_S, MODEL, START_TIMEOUT_S, chaos_config
 from dps_ray.chaos.load import LoadOptions
 from dps_ray.chaos.run import Target, run_chaos
 from dps_ray.chaos.verdict import table
@@ -13,8 +13,6 @@ from dps_ray.demo.fleet import running_fleet
 from dps_ray.demo.processes import descendants
 from dps_ray.models.tiny import make_tiny
 from dps_ray.report import Report
-
-START_TIMEOUT_S = 300.0
 
 
 def check_chaos(

@@ -1,4 +1,4 @@
-"""The fleet that is hurt: tiny elastic engines, two ranks each, behind the real Serve stack."""
+"""Fleets of tiny elastic engines behind the real Serve stack; the one that is hurt."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ MAX_ONGOING = 64
 """Requests that one replica may hold."""
 REQUEST_TIMEOUT_S = 180
 """Above the longest wait for a replica, so that a fleet without one says so itself."""
+START_TIMEOUT_S = 300.0
 HUNG_AFTER_S = 20.0
 """An engine that answers nothing for so long hangs: steps of the tiny model take milliseconds, and
 seconds where other programs crowd the processor."""
@@ -57,15 +58,19 @@ def tiny_llm_config(
     }
 
 
-def chaos_config(replicas: int, ranks: int) -> FleetConfig:
-    """Serve configuration of the fleet.
+def tiny_fleet(
+    replicas: int, *, engine: dict[str, Any], report: dict[str, Any] | None = None
+) -> FleetConfig:
+    """Serve configuration of tiny elastic replicas behind the real Serve stack.
 
     Parameters
     ----------
     replicas
         Number of replicas.
-    ranks
-        Tensor-parallel ranks of each.
+    engine
+        What is added to ``engine_kwargs``.
+    report
+        ``report`` of the fleet's ``args``.
     """
     controller = {
         "name": "dps-controller",
@@ -74,10 +79,7 @@ def chaos_config(replicas: int, ranks: int) -> FleetConfig:
     }
     llm_config = tiny_llm_config(
         "",
-        engine={
-            "tensor_parallel_size": ranks,
-            "kv_cache_memory_bytes": BASE_KV_BYTES // ranks,
-        },
+        engine=engine,
         deployment={
             "num_replicas": replicas,
             "max_ongoing_requests": MAX_ONGOING,
@@ -97,7 +99,7 @@ def chaos_config(replicas: int, ranks: int) -> FleetConfig:
                 "ray_actor_options": {"num_cpus": 0},
             },
             "request_timeout_s": REQUEST_TIMEOUT_S,
-            "report": {"hung_after_s": HUNG_AFTER_S},
+            "report": report or {},
             "llm_config": llm_config,
         },
     }
@@ -112,4 +114,24 @@ def chaos_config(replicas: int, ranks: int) -> FleetConfig:
             "logging_config": {"enable_access_log": False},
             "applications": [controller, fleet],
         }
+    )
+
+
+def chaos_config(replicas: int, ranks: int) -> FleetConfig:
+    """Serve configuration of the fleet that is hurt.
+
+    Parameters
+    ----------
+    replicas
+        Number of replicas.
+    ranks
+        Tensor-parallel ranks of each.
+    """
+    return tiny_fleet(
+        replicas,
+        engine={
+            "tensor_parallel_size": ranks,
+            "kv_cache_memory_bytes": BASE_KV_BYTES // ranks,
+        },
+        report={"hung_after_s": HUNG_AFTER_S},
     )

@@ -8,7 +8,7 @@ from typing import Any
 from dps_ray.chaos.faults import Fault, Kill
 from dps_ray.chaos.load import Ending, Record
 from dps_ray.chaos.watch import Restores
-from dps_ray.report import Report
+from dps_ray.report import Report, aligned
 
 OUT_OF_ROUTING_S = 1.0
 NOTICE_S = 6.0
@@ -146,6 +146,7 @@ def judge(
         "returns_to_full": restores.returns,
         "most_at_once": restores.most_at_once,
         "most_permitted": restores.most_permitted,
+        "most_fast": restores.most_fast,
     }
     report.figures["left_behind"] = list(left_behind)
 
@@ -163,14 +164,11 @@ COLUMNS = (
 
 def table(report: Report) -> str:
     """The kills, one a line, and why requests were not answered in full."""
-    rows = [[str(name) for name in COLUMNS]]
-    for fault in report.figures["faults"]:
-        rows.append(["-" if fault[name] is None else str(fault[name]) for name in COLUMNS])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
+    rows = [
+        ["-" if fault[name] is None else str(fault[name]) for name in COLUMNS]
+        for fault in report.figures["faults"]
     ]
+    lines = aligned([COLUMNS, *rows])
     parts = [{"fault": "before", **report.figures["before"]}, *report.figures["faults"]]
     lines += [
         f"{part['fault']}: {count} x {reason}"

@@ -13,6 +13,7 @@ import httpx
 
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.status_page import StatusPage, keys_owned_by
+from dps_ray.modes import Mode
 
 LOOK_PERIOD_S = 0.1
 PAGES_PERIOD_S = 0.01
@@ -54,6 +55,8 @@ class Restores:
     """Engines seen with a restore under way at one moment."""
     most_permitted: int = 0
     """Engines that had lent memory and a valid permit to restore at one moment."""
+    most_fast: int = 0
+    """Engines in fast mode at one moment."""
     returns: int = 0
     """Returns to full mode, of all engines."""
 
@@ -111,7 +114,7 @@ class Watch:
             if time.monotonic() - refreshed_s > PAGES_REFRESH_S:
                 refreshed_s = time.monotonic()
                 self._refresh_pages()
-            restoring = permitted = 0
+            restoring = permitted = fast = 0
             for key, page in self._pages.items():
                 with contextlib.suppress(RuntimeError):
                     status = page.read()
@@ -120,8 +123,10 @@ class Watch:
                     self._returns[key] = status.switches_to_full
                     restoring += status.restoring
                     permitted += status.units_backed < status.units and page.permits().restore
+                    fast += status.mode is Mode.FAST
             self.restores.most_at_once = max(self.restores.most_at_once, restoring)
             self.restores.most_permitted = max(self.restores.most_permitted, permitted)
+            self.restores.most_fast = max(self.restores.most_fast, fast)
             self.restores.returns = sum(self._returns.values())
 
     def _refresh_pages(self) -> None:

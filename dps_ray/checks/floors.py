@@ -3,11 +3,9 @@
 from typing import Any
 
 from dps_ray.checks.engine import Engine
-from dps_ray.checks.requests import prompts
+from dps_ray.checks.requests import floor_prompts, insists
 from dps_ray.modes import Floor
 
-EVERY = 10
-"""One request in so many insists on full precision."""
 HEAD_START_STEPS = 12
 """Steps in which requests of any precision fill the memory before others arrive."""
 
@@ -18,19 +16,19 @@ def floors(
     """Waves of requests, some of which insist on full precision.
 
     Those come last in odd waves, when the others have made the replica go fast, and first in even
-    ones. All share a prefix, which the prefix cache may hold in either precision.
+    ones.
     """
-    shared, tails = prompts(1, 64, 64)[0], prompts(count, 20, 60, seed=1)
+    prompts = floor_prompts(count)
     insisting: dict[int, str] = {}
     outputs: dict[str, Any] = {}
     for wave, start in enumerate(range(0, count, arriving)):
         numbers = range(start, min(start + arriving, count))
-        chosen = [number for number in numbers if number % EVERY == 0]
-        others = [shared + tails[number] for number in numbers if number % EVERY]
+        chosen = [number for number in numbers if insists(number)]
+        others = [prompts[number] for number in numbers if not insists(number)]
         names = [] if wave % 2 == 0 else engine.start(others, max_tokens, logprobs=1)
         for _ in range(HEAD_START_STEPS):
             outputs.update((o.request_id, o) for o in engine.step() if o.finished)
-        texts = [shared + tails[number] for number in chosen]
+        texts = [prompts[number] for number in chosen]
         full = engine.start(texts, max_tokens, logprobs=1, precision=Floor.FULL)
         insisting.update(zip(chosen, full, strict=True))
         if not names:
@@ -48,3 +46,10 @@ def floors(
         for name in ("tokens_full", "tokens_fast", "switches_to_fast"):
             result[name] = getattr(status, name)
     return result
+
+
+def floor_answers(engine: Engine, *, count: int, max_tokens: int) -> dict[str, Any]:
+    """Greedy answers to all those requests, in whatever precision the engine has."""
+    names = engine.start(floor_prompts(count), max_tokens)
+    outputs = engine.finish(names)
+    return {"tokens": [list(outputs[name].outputs[0].token_ids) for name in names]}

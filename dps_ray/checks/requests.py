@@ -5,6 +5,8 @@ from typing import Any
 
 VOCABULARY = 480
 """Token ids below this exist in every tiny model."""
+EVERY = 10
+"""One request in so many of a check of precision floors insists on full precision."""
 
 
 def prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
@@ -14,6 +16,20 @@ def prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list
         [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(shortest, longest))]
         for _ in range(count)
     ]
+
+
+def floor_prompts(count: int) -> list[list[int]]:
+    """Prompts behind one prefix, which prefix caches may hold in either precision.
+
+    One in ``EVERY`` is sent with the precision floor ``full``; see ``insists``.
+    """
+    shared, tails = prompts(1, 64, 64)[0], prompts(count, 20, 60, seed=1)
+    return [shared + tail for tail in tails]
+
+
+def insists(number: int) -> bool:
+    """Whether a prompt of ``floor_prompts`` is sent with the precision floor ``full``."""
+    return number % EVERY == 0
 
 
 def logprobs_of(output: Any) -> list[list[tuple[int, str]]]:

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters as dynamo
 
 from dps_ray.checks.engine import Engine
 from dps_ray.checks.features import features
-from dps_ray.checks.floors import floors
+from dps_ray.checks.floors import floor_answers, floors
 from dps_ray.checks.layers import full_layers
 from dps_ray.checks.requests import logprobs_of, prompts
 from dps_ray.checks.shadow import cycles_under_load, shadow
@@ -185,6 +185,7 @@ SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     "switches": switches,
     "layers": layers,
     "floors": floors,
+    "floor_answers": floor_answers,
     "features": features,
     "replay": replay,
 }

@@ -8,6 +8,8 @@ from dps_ray.chaos.check import check_chaos
 from dps_ray.chaos.faults import Fault
 from dps_ray.chaos.load import LoadOptions
 from dps_ray.checks.engine_check import check_engine
+from dps_ray.checks.fleet_floor_check import check_fleet_floors
+from dps_ray.checks.floor_clients import FloorLoad
 from dps_ray.checks.memory_check import check_memory
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.cli.positive import require_positive
@@ -63,6 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     add_json_flag(memory)
     memory.set_defaults(run=run_memory)
+    floors = what.add_parser(
+        "floors",
+        help="a real fleet under load: answers that insist on full precision against a static "
+        "16-bit engine's",
+    )
+    floors.add_argument(
+        "--requests",
+        type=int,
+        default=FloorLoad().requests,
+        help=f"of which a tenth insists on full precision (default: {FloorLoad().requests})",
+    )
+    floors.add_argument("--replicas", type=int, default=2, help="default: 2")
+    add_json_flag(floors)
+    floors.set_defaults(run=run_floors)
     chaos = what.add_parser(
         "chaos", help="a real fleet under load, whose parts are killed one after the other"
     )
@@ -112,6 +128,20 @@ def run_memory(args: argparse.Namespace) -> int:
         operations=args.operations,
         histories=args.histories,
         seed=args.seed,
+        say=lambda text: say(args, text),
+    )
+    return finish(args, report)
+
+
+def run_floors(args: argparse.Namespace) -> int:
+    """Ask a fleet; exit status 0 only when everybody got the precision they insisted on."""
+    require_positive(args, "requests", "replicas")
+    # It must end by the normal way out too, which stops the fleet.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    report = check_fleet_floors(
+        cache_root(),
+        FloorLoad(requests=args.requests),
+        replicas=args.replicas,
         say=lambda text: say(args, text),
     )
     return finish(args, report)
