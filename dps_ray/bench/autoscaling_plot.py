@@ -1,4 +1,4 @@
-"""Picture of a simulated fleet: its size, its demand, and what fast mode bridged."""
+"""Picture of a fleet that scales: its size, its demand, and what fast mode bridged."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,19 @@ from typing import Protocol
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from dps_ray.bench.plot import AMBER, BLUE, DOTS_PER_INCH, GREY, INK, RED, STYLE
+from dps_ray.bench.plot import (
+    AMBER,
+    BLUE,
+    DOTS_PER_INCH,
+    GREY,
+    INK,
+    RED,
+    STYLE,
+    draw_arrivals,
+    draw_ttft,
+)
+from dps_ray.bench.records import RequestRecord
+from dps_ray.bench.slo import SloTarget
 
 
 class FleetTick(Protocol):
@@ -27,7 +39,13 @@ class FleetTick(Protocol):
     def demand_blocks(self) -> int: ...
 
 
-def draw_autoscaling(path: Path, ticks: Sequence[FleetTick], base_blocks: int) -> None:
+def draw_autoscaling(
+    path: Path,
+    ticks: Sequence[FleetTick],
+    base_blocks: int,
+    title: str,
+    records: Sequence[RequestRecord] = (),
+) -> None:
     """Write a PNG.
 
     Parameters
@@ -38,11 +56,16 @@ def draw_autoscaling(path: Path, ticks: Sequence[FleetTick], base_blocks: int) -
         The fleet over time.
     base_blocks
         KV blocks of one replica in full mode.
+    title
+        One line above the picture.
+    records
+        Real requests: their times to first token and arrivals are drawn below.
     """
     time_s = [tick.time_s for tick in ticks]
     with rc_context(STYLE):
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        size, queue = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+        heights = [3.0, 1.0, *([1.5, 1.0] if records else [])]
+        figure = Figure(figsize=(9, 1.25 * sum(heights)), layout="constrained")
+        size, queue, *below = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
         size.fill_between(
             time_s, [tick.fast for tick in ticks], step="post", color=AMBER, label="in fast mode"
         )
@@ -58,9 +81,13 @@ def draw_autoscaling(path: Path, ticks: Sequence[FleetTick], base_blocks: int) -
             label="KV in use, replicas' base memory",
         )
         size.set_ylabel("replicas")
-        size.legend(loc="upper right", fontsize=8)
-        size.set_title("simulation of a recorded burst around the real policy", color=INK)
+        size.set_ylim(top=1.2 * max(tick.target for tick in ticks))
+        size.legend(loc="upper center", fontsize=8, ncols=4)
+        size.set_title(title, color=INK)
         queue.plot(time_s, [tick.queued for tick in ticks], color=RED)
         queue.set_ylabel("requests queued")
-        queue.set_xlabel("seconds")
+        if records:
+            draw_ttft(below[0], records, SloTarget())
+            draw_arrivals(below[1], records)
+        (below[-1] if below else queue).set_xlabel("seconds")
         figure.savefig(path, dpi=DOTS_PER_INCH)

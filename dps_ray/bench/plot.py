@@ -67,8 +67,8 @@ def draw(
         for number, replica_id in enumerate(replicas):
             _draw_memory(axes[number], samples, replica_id, f"replica {number + 1}")
             _shade_modes(axes[number], samples, replica_id)
-        _draw_ttft(axes[-2], records, target)
-        _draw_arrivals(axes[-1], records)
+        draw_ttft(axes[-2], records, target)
+        draw_arrivals(axes[-1], records)
         axes[-1].set_xlabel("time since the start of the replay, s")
         axes[-1].set_xlim(left=0)
         figure.suptitle(title, fontsize=11, fontweight="bold", color=INK, x=0.01, ha="left")
@@ -105,7 +105,8 @@ def _shade_modes(axis: Any, samples: Sequence[FleetSample], replica_id: str) -> 
             axis.axvspan(start_s, end_s, ymin=0.95, color=GREEN, alpha=0.9, linewidth=0)
 
 
-def _draw_ttft(axis: Any, records: Sequence[RequestRecord], target: SloTarget) -> None:
+def draw_ttft(axis: Any, records: Sequence[RequestRecord], target: SloTarget) -> None:
+    """Time to first token of every request by its arrival; lost ones are crosses."""
     limit_s = target.ttft_ms / 1000.0
     answered = [
         (record.scheduled_s, record.ttft_s) for record in records if record.ttft_s is not None
@@ -130,7 +131,8 @@ def _draw_ttft(axis: Any, records: Sequence[RequestRecord], target: SloTarget) -
     axis.set_title("time to first token, by arrival", fontsize=9, loc="left", color=INK)
 
 
-def _draw_arrivals(axis: Any, records: Sequence[RequestRecord]) -> None:
+def draw_arrivals(axis: Any, records: Sequence[RequestRecord]) -> None:
+    """Requests sent in each second."""
     arrivals = [record.scheduled_s for record in records]
     axis.hist(arrivals, bins=range(int(max(arrivals, default=0)) + 2), color=GREY)
     axis.set_ylabel("requests/s")

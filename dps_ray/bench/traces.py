@@ -59,6 +59,15 @@ def speed_up(requests: Sequence[TraceRequest], factor: float) -> list[TraceReque
     return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
 
 
+def repeat(requests: Sequence[TraceRequest], copies: int, spread_s: float) -> list[TraceRequest]:
+    """Each request ``copies`` times, evenly over the ``spread_s`` seconds after its arrival."""
+    return from_origin(
+        replace(request, arrival_s=request.arrival_s + copy * spread_s / copies)
+        for request in requests
+        for copy in range(copies)
+    )
+
+
 def resize(
     requests: Sequence[TraceRequest],
     *,

@@ -6,6 +6,7 @@ from dps_ray.demo.serve_config import BUILDER, FleetConfig
 from dps_ray.fleet.admission import AdmissionOptions
 
 MODEL = "tiny"
+FLEET_APP = "llm"
 MAX_ONGOING = 64
 """Requests that one replica may hold."""
 REQUEST_TIMEOUT_S = 180
@@ -59,35 +60,50 @@ def tiny_llm_config(
 
 
 def tiny_fleet(
-    replicas: int, *, engine: dict[str, Any], report: dict[str, Any] | None = None
+    replicas: int,
+    *,
+    engine: dict[str, Any],
+    report: dict[str, Any] | None = None,
+    scaling: dict[str, Any] | None = None,
+    user_config: dict[str, Any] | None = None,
 ) -> FleetConfig:
     """Serve configuration of tiny elastic replicas behind the real Serve stack.
 
     Parameters
     ----------
     replicas
-        Number of replicas.
+        Number of replicas, or the largest number where they scale.
     engine
         What is added to ``engine_kwargs``.
     report
         ``report`` of the fleet's ``args``.
+    scaling
+        ``autoscaling_config``, without its largest number.
+    user_config
+        Of the controller.
     """
     controller = {
         "name": "dps-controller",
         "route_prefix": "/dps",
         "import_path": "dps_deployments.app:build_controller",
+        "deployments": [{"name": "FleetController", "user_config": user_config or {}}],
     }
+    size = (
+        {"num_replicas": replicas}
+        if scaling is None
+        else {"autoscaling_config": {"max_replicas": replicas, **scaling}}
+    )
     llm_config = tiny_llm_config(
         "",
         engine=engine,
         deployment={
-            "num_replicas": replicas,
+            **size,
             "max_ongoing_requests": MAX_ONGOING,
             "health_check_timeout_s": 30,
         },
     )
     fleet = {
-        "name": "llm",
+        "name": FLEET_APP,
         "route_prefix": "/",
         "import_path": BUILDER,
         "args": {

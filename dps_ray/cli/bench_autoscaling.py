@@ -1,7 +1,7 @@
 """``dps-ray bench autoscaling``: what a configured policy would do to a recorded burst."""
 
 import argparse
-from itertools import pairwise
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ from dps_autoscaling.checks import autoscaling_faults, scaling_options
 from dps_autoscaling.policy import ElasticScalingPolicy
 from dps_autoscaling.scaler import ScalingOptions
 from dps_autoscaling.simulation import ReplicaModel, Tick, simulate
+from dps_autoscaling.steps import Step, hasty, steps_of, turns, unbounded
 from ray.serve.config import AutoscalingConfig
 
 from dps_ray.bench.autoscaling_plot import draw_autoscaling
 from dps_ray.bench.trace_files import BUNDLED, read_trace
-from dps_ray.bench.traces import TraceRequest, from_origin, resize, speed_up
+from dps_ray.bench.traces import TraceRequest, repeat, resize, speed_up
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.cli.positive import require_positive
 from dps_ray.config import DpsConfigError
@@ -52,24 +53,19 @@ def run(args: argparse.Namespace) -> int:
         ReplicaModel(),
         tail_s=args.tail_s,
     )
-    steps = _steps(ticks)
+    steps = steps_of([(tick.time_s, tick.target) for tick in ticks])
     report = Report("bench autoscaling", _figures(ticks, steps, len(trace)))
-    report.check("the fleet grew", any(step > 0 for _, step in steps))
+    report.check("the fleet grew", any(step.replicas > 0 for step in steps))
     report.check("the fleet shrank again", ticks[-1].target == config.min_replicas)
-    report.check(
-        "no step down within calm_s of another step",
-        all(
-            later - earlier >= options.calm_s
-            for (earlier, _), (later, step) in pairwise(steps)
-            if step < 0
-        ),
-    )
-    report.check(
-        "every step was bounded",
-        all(-options.max_step_down <= step <= options.max_step_up for _, step in steps),
-    )
+    report.check("no step down within calm_s of another step", not hasty(steps, options.calm_s))
+    report.check("every step was bounded", not unbounded(steps, options))
     if args.out is not None:
-        draw_autoscaling(args.out, ticks, ReplicaModel().base_blocks)
+        draw_autoscaling(
+            args.out,
+            ticks,
+            ReplicaModel().base_blocks,
+            "simulation of a recorded burst around the real policy",
+        )
     say(args, _text(report.figures))
     return finish(args, report)
 
@@ -106,35 +102,18 @@ def _trace(args: argparse.Namespace) -> list[TraceRequest]:
     recorded = resize(
         speed_up(read_trace(args.trace), 1.0 / args.stretch), output_scale=args.output_scale
     )
-    return from_origin(
-        TraceRequest(
-            request.arrival_s + copy * args.stretch / args.copies,
-            request.prompt_tokens,
-            request.output_tokens,
-        )
-        for request in recorded
-        for copy in range(args.copies)
-    )
+    return repeat(recorded, args.copies, args.stretch)
 
 
-def _steps(ticks: list[Tick]) -> list[tuple[float, int]]:
-    """When the wanted size changed, and by how much."""
-    return [
-        (tick.time_s, tick.target - before.target)
-        for before, tick in pairwise(ticks)
-        if tick.target != before.target
-    ]
-
-
-def _figures(ticks: list[Tick], steps: list[tuple[float, int]], requests: int) -> dict[str, Any]:
+def _figures(ticks: list[Tick], steps: list[Step], requests: int) -> dict[str, Any]:
     replica_s = sum(tick.running for tick in ticks)
     return {
         "simulated": True,
         "requests": requests,
         "seconds": len(ticks),
-        "steps": [{"time_s": time_s, "replicas": step} for time_s, step in steps],
+        "steps": [asdict(step) for step in steps],
         "most_replicas": max(tick.running for tick in ticks),
-        "turns": sum((step > 0) != (later > 0) for (_, step), (_, later) in pairwise(steps)),
+        "turns": turns(steps),
         "replica_seconds": replica_s,
         "fast_share": sum(tick.fast for tick in ticks) / max(1, replica_s),
         "longest_queue": max(tick.queued for tick in ticks),

@@ -4,6 +4,7 @@ import argparse
 import signal
 from pathlib import Path
 
+from dps_ray.burst.load import BurstLoad
 from dps_ray.chaos.check import check_chaos
 from dps_ray.chaos.faults import Fault
 from dps_ray.chaos.load import LoadOptions
@@ -107,6 +108,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chaos.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     add_json_flag(chaos)
     chaos.set_defaults(run=run_chaos)
+    scaling = what.add_parser(
+        "autoscaling", help="a real fleet that grows in a recorded burst and shrinks after it"
+    )
+    load = BurstLoad()
+    scaling.add_argument(
+        "--stretch",
+        type=int,
+        default=load.stretch,
+        help=f"the burst arrives so much slower than recorded (default: {load.stretch})",
+    )
+    scaling.add_argument(
+        "--open-requests",
+        type=int,
+        default=load.open_requests,
+        help=f"requests open at once in the burst, on average (default: {load.open_requests})",
+    )
+    scaling.add_argument("--out", type=Path, help="PNG file for the picture")
+    add_json_flag(scaling)
+    scaling.set_defaults(run=run_autoscaling)
 
 
 def run_engine(args: argparse.Namespace) -> int:
@@ -165,6 +185,22 @@ def run_chaos(args: argparse.Namespace) -> int:
         replicas=args.replicas,
         ranks=args.ranks,
         load=LoadOptions(clients=args.clients, seed=args.seed),
+        say=lambda text: say(args, text),
+    )
+    return finish(args, report)
+
+
+def run_autoscaling(args: argparse.Namespace) -> int:
+    """Let a fleet scale; exit status 0 only when it followed the burst without flapping."""
+    require_positive(args, "stretch", "open_requests")
+    # Ray takes seconds to import, which the checks of single engines can do without.
+    from dps_ray.burst.check import check_autoscaling
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    report = check_autoscaling(
+        cache_root(),
+        BurstLoad(stretch=args.stretch, open_requests=args.open_requests),
+        picture=args.out,
         say=lambda text: say(args, text),
     )
     return finish(args, report)

@@ -41,10 +41,20 @@ class Fleet:
     ----------
     url
         Root of its HTTP server.
+    address
+        Of its Ray cluster.
     """
 
-    def __init__(self, url: str, replicas: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(
+        self,
+        url: str,
+        address: str,
+        replicas: int,
+        server: subprocess.Popen[bytes],
+        log: Path,
+    ) -> None:
         self.url = url
+        self.address = address
         self._replicas = replicas
         self._server = server
         self._log = log
@@ -136,7 +146,7 @@ def running_fleet(config: FleetConfig, model_source: str) -> Iterator[Fleet]:
         settings = config.placed(port=ports["http"], model_source=model_source)
         path = folder / "serve.yaml"
         path.write_text(yaml.safe_dump(settings.content))
-        cores = max(os.cpu_count() or 1, config.replicas)
+        cores = max(os.cpu_count() or 1, config.max_replicas)
         ray = _start(
             [
                 *("ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
@@ -151,7 +161,7 @@ def running_fleet(config: FleetConfig, model_source: str) -> Iterator[Fleet]:
         _wait_for_port(ports["gcs"], ray, folder / "ray.log")
         address = f"127.0.0.1:{ports['gcs']}"
         server = _start(["ray.serve.scripts", "run", "-a", address, str(path)], folder, log)
-        yield Fleet(f"http://127.0.0.1:{ports['http']}", config.replicas, server, log)
+        yield Fleet(f"http://127.0.0.1:{ports['http']}", address, config.replicas, server, log)
     finally:
         with deaf_to_interrupts():
             left = stop_descendants(before, grace_s=STOP_GRACE_S)

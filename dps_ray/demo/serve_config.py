@@ -29,7 +29,16 @@ class FleetConfig:
 
     @property
     def replicas(self) -> int:
-        return int(self.fleet["deployment_config"]["num_replicas"])
+        """Replicas at the start."""
+        deployment = self.fleet["deployment_config"]
+        scaling = deployment.get("autoscaling_config")
+        return int(scaling["min_replicas"] if scaling else deployment["num_replicas"])
+
+    @property
+    def max_replicas(self) -> int:
+        """Most replicas there will be."""
+        scaling = self.fleet["deployment_config"].get("autoscaling_config")
+        return int(scaling["max_replicas"]) if scaling else self.replicas
 
     @property
     def model_id(self) -> str:

@@ -1,0 +1,1 @@
+"""A real fleet that scales through a recorded burst."""
