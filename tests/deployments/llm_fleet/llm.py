@@ -4,8 +4,10 @@ import time
 from typing import Any
 
 import httpx
+import psutil
 
 from dps_ray.chaos.fleet import MODEL, tiny_llm_config
+from dps_ray.checks.specs import EXACT
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import make_tiny
 
@@ -25,7 +27,12 @@ def llm_args() -> dict[str, Any]:
         "limits": {"max_body_bytes": MAX_BODY_BYTES},
         "llm_config": tiny_llm_config(
             str(folder),
-            engine={"scheduling_policy": "priority", "kv_cache_memory_bytes": BASE_KV_BYTES},
+            engine={
+                "scheduling_policy": "priority",
+                "kv_cache_memory_bytes": BASE_KV_BYTES,
+                # Its tokens are compared with those of a static engine.
+                "additional_config": {"dps": EXACT},
+            },
             deployment={"num_replicas": 2, "max_ongoing_requests": 12},
         ),
         "ingress": {
@@ -48,17 +55,24 @@ def ask(api: httpx.Client, **headers: str) -> httpx.Response:
     return api.post("/v1/completions", json=body, headers=named)
 
 
+def processes() -> set[int]:
+    """All that this process has started, Ray with its fleet among them."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def live_states(cluster: Cluster) -> list[dict[str, Any]]:
+    """What the live replicas last told the controller."""
+    return [e["state"] for e in cluster.replicas("llm") if e["standing"] == "live"]
+
+
 def wait_for_mode(cluster: Cluster, mode: str) -> None:
     """Wait until every live replica is in ``mode``."""
     deadline_s = time.monotonic() + 30.0
-    while {
-        entry["state"]["mode"] for entry in cluster.replicas("llm") if entry["standing"] == "live"
-    } != {mode}:
+    while {state["mode"] for state in live_states(cluster)} != {mode}:
         assert time.monotonic() < deadline_s, f"replicas that are not in {mode} mode"
         time.sleep(0.1)
 
 
 def total(cluster: Cluster, name: str) -> int:
     """A figure summed over the live replicas."""
-    states = [e["state"] for e in cluster.replicas("llm") if e["standing"] == "live"]
-    return sum(state[name] for state in states)
+    return sum(state[name] for state in live_states(cluster))

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 
 import httpx
-import psutil
 import pytest
 
 from dps_ray.chaos.faults import Fault
@@ -13,7 +12,7 @@ from dps_ray.chaos.run import Target, run_chaos
 from dps_ray.chaos.verdict import table
 
 from ..cluster import Cluster
-from .llm import MODEL
+from .llm import MODEL, processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
@@ -22,10 +21,6 @@ def test_killed_engine_and_killed_controller_cost_no_request(
     api: httpx.Client, cluster: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
     """What had no token is answered by the other replica; what had some ends with a clear error."""
-
-    def processes() -> set[int]:
-        return {child.pid for child in psutil.Process().children(recursive=True)}
-
     report = asyncio.run(
         run_chaos(
             Target(cluster.url, MODEL, 2, processes),
