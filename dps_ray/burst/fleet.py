@@ -11,7 +11,7 @@ MIN_REPLICAS, MAX_REPLICAS = 1, 3
 REPORT_S = 1.0
 """Period at which replicas report to Serve's autoscaler, seconds. Serve's own, ten seconds, would
 need windows, and a burst, ten times as long."""
-BASE_BLOCKS, BLOCK_BYTES = 20, 65536
+BASE_BLOCKS, BLOCK_BYTES = 40, 65536
 """KV blocks of 32 tokens that one replica has in full mode."""
 MAX_MODEL_LEN = 512
 POLICY: dict[str, Any] = {"calm_s": 20.0, "silent_after_s": 5.0}

@@ -38,8 +38,8 @@ class BurstLoad:
     trace: str = "azure-2023-code-excerpt"
     start_s: float = 37.0
     end_s: float = 60.0
-    stretch: int = 18
-    open_requests: int = 4
+    stretch: int = 15
+    open_requests: int = 8
     """As many as two or three replicas are sized for."""
     prompt_scale: float = 0.05
     max_prompt_tokens: int = 96
