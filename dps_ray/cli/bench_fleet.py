@@ -1,4 +1,4 @@
-"""``dps-ray bench fleet``: what routing and the controller cost, without Ray."""
+"""``dps-ray bench fleet``: what routing and the controller cost, without Ray and through it."""
 
 import argparse
 
@@ -11,6 +11,8 @@ from dps_ray.fleet.policies import Policy
 from dps_ray.report import Report
 
 P99_LIMIT_US = 200.0
+HEARD_SHARE = 0.95
+"""Of one report a second: a reply that takes its time delays the next."""
 POLICIES = ("round_robin", "power_of_two", "least_pressure", "mode_aware", "full_first")
 
 
@@ -19,6 +21,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--replicas", type=int, default=1000, help="simulated replicas")
     command.add_argument("--decisions", type=int, default=20000, help="decisions per policy")
     command.add_argument("--seconds", type=int, default=10, help="simulated controller seconds")
+    command.add_argument(
+        "--serve", action="store_true", help="also measure the controller as a Serve deployment"
+    )
     command.add_argument("--policy", choices=POLICIES, action="append", help="default: all")
     add_json_flag(command)
     command.set_defaults(run=run)
@@ -48,7 +53,37 @@ def run(args: argparse.Namespace) -> int:
         "bench fleet",
         {"replicas": args.replicas, "controller": controller, "decisions": decisions},
     )
+    if args.serve:
+        _measure_serve(args, report)
     report.check("controller under one core", controller["core_share"] < 1.0)
     for name, figures in decisions.items():
         report.check(f"{name} decides within 200 us at p99", figures["p99_us"] < P99_LIMIT_US)
     return finish(args, report)
+
+
+def _measure_serve(args: argparse.Namespace, report: Report) -> None:
+    # Ray takes seconds to import, which the other figures can do without.
+    from dps_ray.bench.fleet_serve import ServeLoad, measure_serve
+
+    figures = measure_serve(ServeLoad(replicas=args.replicas, seconds=2 * args.seconds))
+    report.figures["serve"] = figures
+    say(
+        args,
+        f"over Serve: {figures['reports_per_s']:.0f} reports/s and "
+        f"{figures['publications_per_s']:.0f} publications/s take {figures['core_share']:.2f} of a "
+        f"core; those who play the fleet take {figures['players_core_share']:.2f} of "
+        f"{figures['cores']}; {figures['refused']} calls were not answered in time",
+    )
+    if figures["reports_per_s"] and figures["publications_per_s"]:
+        say(
+            args,
+            f"a report costs {figures['us_per_report']:.0f} us, its reply takes "
+            f"{figures['round_trip_p50_ms']:.1f} ms p50, {figures['round_trip_p99_ms']:.1f} ms "
+            f"p99; a state is {figures['router_age_p50_ms']:.0f} ms p50, "
+            f"{figures['router_age_p99_ms']:.0f} ms p99 old when a router has it",
+        )
+    report.check(
+        f"over Serve {args.replicas} replicas were heard once a second",
+        figures["reports_per_s"] >= HEARD_SHARE * args.replicas and not figures["refused"],
+    )
+    report.check("controller under one core over Serve", figures["core_share"] < 1.0)

@@ -1,0 +1,249 @@
+"""What the controller costs as it is deployed: reports and publications over Serve's handles.
+
+The controller is the real application on a Ray cluster of its own. Replicas are played: each sends
+one report a second, by the same client and in the same form as a real one, and waits for the reply
+before it sends the next. A thousand of them share a few processes, where real ones have one each.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+from dps_deployments.app import build_controller
+from dps_deployments.controller_client import (
+    CONTROLLER_DEPLOYMENT,
+    RETRY_PERIOD_S,
+    ControllerClient,
+    ControllerUnavailableError,
+)
+from ray import serve
+
+from dps_ray.bench.fleet_cost import TRANSITION_EVERY, wire_state
+from dps_ray.modes import Mode
+
+APP = "dps-controller"
+WARM_UP_S = 5
+START_DELAY_S = 1.0
+LISTEN_S = 1.0
+OBJECT_STORE_BYTES = 100 << 20
+
+
+@dataclass(frozen=True)
+class ServeLoad:
+    """A played fleet: every replica reports once a second."""
+
+    replicas: int = 1000
+    seconds: int = 20
+    senders: int = 2
+    """Processes that play the replicas."""
+    routers: int = 2
+    """Routers that listen to the controller, all in one process more."""
+
+
+def measure_serve(load: ServeLoad) -> dict[str, Any]:
+    """Share of one core that the controller's process takes, and how old states are on arrival.
+
+    Returns
+    -------
+    dict
+        Rates, calls that were not answered in time (``refused``), shares of one core, and
+        milliseconds: ``round_trip`` from a report's sending to its
+        reply, ``router_age`` from there to the moment when a router has it.
+    """
+    with _controller() as process:
+        share = -(-load.replicas // load.senders)
+        actor = ray.remote(num_cpus=0)(_Player)
+        senders = [
+            actor.remote(range(first, min(first + share, load.replicas)))
+            for first in range(0, load.replicas, share)
+        ]
+        listener = ray.remote(num_cpus=0)(_Listener).remote()
+        ray.get([player.ready.remote() for player in [*senders, listener]])
+        begin_s = time.monotonic() + START_DELAY_S
+        window = begin_s + WARM_UP_S, begin_s + WARM_UP_S + load.seconds
+        sent = [sender.play.remote(begin_s, window) for sender in senders]
+        heard = listener.listen.remote(load.routers, window)
+        time.sleep(max(0.0, window[0] - time.monotonic()))
+        before_s = _busy_s(process)
+        time.sleep(max(0.0, window[1] - time.monotonic()))
+        busy_s = _busy_s(process) - before_s
+        played, router = ray.get(sent), ray.get(heard)
+    trips_ms = np.concatenate([of.trips_ms for of in played])
+    return {
+        "replicas": load.replicas,
+        "cores": os.cpu_count() or 1,
+        "reports_per_s": len(trips_ms) / load.seconds,
+        "refused": sum(of.refused for of in [*played, router]),
+        "publications_per_s": router.publications / load.seconds,
+        "core_share": busy_s / load.seconds,
+        "us_per_report": busy_s / len(trips_ms) * 1e6 if len(trips_ms) else None,
+        "players_core_share": sum(of.busy_s for of in [*played, router]) / load.seconds,
+        **_percentiles("round_trip", trips_ms),
+        **_percentiles("router_age", router.ages_ms),
+    }
+
+
+@dataclass(frozen=True)
+class _Played:
+    trips_ms: Any
+    refused: int
+    busy_s: float
+
+
+@dataclass(frozen=True)
+class _Heard:
+    publications: int
+    ages_ms: Any
+    refused: int
+    busy_s: float
+
+
+class _Player:
+    """Some replicas; an actor. Times are monotonic seconds, the same in every process of a host."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        rng = np.random.default_rng(0)
+        self._states = {
+            number: [
+                {**wire_state(number, 0, rng), "mode": mode.value, "restoring": False}
+                for mode in (Mode.FULL, Mode.FAST)
+            ]
+            for number in numbers
+        }
+        self._client = ControllerClient(APP, caller="played replicas")
+        self._trips_ms: list[float] = []
+        self._refused = 0
+
+    async def ready(self) -> None:
+        """Return once the controller has answered."""
+        number = next(iter(self._states))
+        await self._client.report({**self._states[number][0], "sequence": 0})
+
+    async def play(self, begin_s: float, window: tuple[float, float]) -> _Played:
+        """Report from ``begin_s`` to the window's end; what was answered within it counts."""
+        await asyncio.sleep(max(0.0, begin_s - time.monotonic()))
+        playing = [
+            asyncio.create_task(self._replica(number, begin_s, window)) for number in self._states
+        ]
+        await asyncio.sleep(max(0.0, window[0] - time.monotonic()))
+        before_s = time.process_time()
+        await asyncio.sleep(max(0.0, window[1] - time.monotonic()))
+        busy_s = time.process_time() - before_s
+        await asyncio.gather(*playing)
+        return _Played(np.array(self._trips_ms), self._refused, busy_s)
+
+    async def _replica(self, number: int, begin_s: float, window: tuple[float, float]) -> None:
+        rng = random.Random(number)
+        due_s = begin_s + rng.random()
+        sequence = rng.randrange(TRANSITION_EVERY)
+        while due_s < window[1]:
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            sequence += 1
+            state = self._states[number][sequence // TRANSITION_EVERY % 2]
+            sent_s = time.monotonic()
+            try:
+                await self._client.report(
+                    {**state, "sequence": sequence, "sent_at_s": sent_s},
+                )
+            except ControllerUnavailableError:
+                self._refused += 1
+                await asyncio.sleep(RETRY_PERIOD_S)
+                continue
+            now_s = time.monotonic()
+            if window[0] <= now_s < window[1]:
+                self._trips_ms.append((now_s - sent_s) * 1e3)
+            # As a replica does it: the next heartbeat counts from the delivery of this one.
+            due_s = max(due_s + 1.0, now_s)
+
+
+class _Listener:
+    """Some routers that only listen; an actor."""
+
+    def __init__(self) -> None:
+        self._client = ControllerClient(APP, caller="played routers")
+        self._publications = self._refused = 0
+        self._ages_ms: list[float] = []
+
+    async def ready(self) -> None:
+        """Return once the controller has answered."""
+        await self._client.listen(None, LISTEN_S)
+
+    async def listen(self, routers: int, window: tuple[float, float]) -> _Heard:
+        """Listen to the window's end; what was heard within it counts."""
+        listening = [asyncio.create_task(self._router(window)) for _ in range(routers)]
+        await asyncio.sleep(max(0.0, window[0] - time.monotonic()))
+        before_s = time.process_time()
+        await asyncio.sleep(max(0.0, window[1] - time.monotonic()))
+        busy_s = time.process_time() - before_s
+        await asyncio.gather(*listening)
+        return _Heard(self._publications, np.array(self._ages_ms), self._refused, busy_s)
+
+    async def _router(self, window: tuple[float, float]) -> None:
+        version = None
+        while time.monotonic() < window[1]:
+            try:
+                publication = await self._client.listen(version, LISTEN_S)
+            except ControllerUnavailableError:
+                self._refused += 1
+                await asyncio.sleep(RETRY_PERIOD_S)
+                continue
+            if publication is None:
+                continue
+            snapshot, now_s = publication["snapshot"], time.monotonic()
+            if version is not None and window[0] <= now_s < window[1]:
+                self._publications += 1
+                self._ages_ms += [
+                    (now_s - entry["state"]["sent_at_s"]) * 1e3 for entry in snapshot["entries"]
+                ]
+            version = snapshot["version"]
+
+
+@contextmanager
+def _controller() -> Iterator[psutil.Process]:
+    """The controller's application on a cluster of its own, and the process that it runs in."""
+    # A token that another cluster has left must not count.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+    )
+    try:
+        serve.start(http_options={"location": "NoServer"})
+        serve.run(build_controller({}), name=APP, route_prefix="/dps")
+        yield _process_of(f"{APP}:{CONTROLLER_DEPLOYMENT}")
+    finally:
+        # With the cluster Serve ends too.
+        ray.shutdown()
+
+
+def _process_of(replica: str) -> psutil.Process:
+    """The child process of this one that runs the only replica of a deployment."""
+    (found,) = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if any(replica in word for word in child.cmdline())
+    ]
+    return found
+
+
+def _busy_s(process: psutil.Process) -> float:
+    """Processor time of all its threads, seconds."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _percentiles(name: str, values_ms: Any) -> dict[str, float | None]:
+    if not len(values_ms):
+        return {f"{name}_p50_ms": None, f"{name}_p99_ms": None}
+    p50, p99 = np.percentile(values_ms, [50, 99])
+    return {f"{name}_p50_ms": float(p50), f"{name}_p99_ms": float(p99)}
