@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from dps_kernels import zero_all
 
 from dps_ray.memory.checksum import ROW_BYTES, checksum64, copy_checksum64
 from dps_ray.memory.driver import Executor, Fence, PhysicalHandle, VirtualRange, VmmError
@@ -51,14 +52,14 @@ class Reached:
 class HostExecutor:
     """Runs every operation at once, in the calling thread, without the interpreter lock.
 
-    ``memmove`` and ``memset`` stay on one core; torch would spread a background copy over the
-    cores that the forward pass computes on.
+    Copies stay on one core; torch would spread a background copy over the cores that the forward
+    pass computes on.
     """
 
     depth = 1
 
     def zero(self, tensor: torch.Tensor) -> None:
-        ctypes.memset(tensor.data_ptr(), 0, tensor.numel())
+        zero_all(tensor)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         if destination.numel() != source.numel():

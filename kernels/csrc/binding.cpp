@@ -187,6 +187,12 @@ int64_t read_all(const Tensor& data) {
   return static_cast<int64_t>(folded.load());
 }
 
+void zero_all(Tensor data) {
+  TORCH_CHECK(data.is_contiguous(), "data must be contiguous");
+  dps::zero_lines(static_cast<uint8_t*>(data.mutable_data_ptr()),
+                  data.numel() * data.element_size());
+}
+
 uint64_t* rows_of(const Tensor& words, int64_t count) {
   TORCH_CHECK(words.is_contiguous() && words.scalar_type() == at::kLong && words.numel() == count,
               "words: ", count, " contiguous int64 are needed, not ", words.numel(), " of ",
@@ -219,6 +225,7 @@ TORCH_LIBRARY(dps_kernels, m) {
         "Tensor upper2, Tensor? lower2, bool e5m2_2, Tensor? row_shift2, Tensor topk_weights, "
         "Tensor topk_ids) -> Tensor");
   m.def("read_all(Tensor data) -> int");
+  m.def("zero_all(Tensor(a!) data) -> ()");
   m.def("row_sums(Tensor words, Tensor weights, Tensor(a!) sums) -> ()");
   m.def("copy_rows(Tensor(a!) target, Tensor source, Tensor weights, Tensor(b!) sums) -> ()");
   m.def("isa() -> str", isa);
@@ -230,6 +237,7 @@ TORCH_LIBRARY_IMPL(dps_kernels, CPU, m) {
   m.impl("reconstruct", reconstruct);
   m.impl("moe", moe);
   m.impl("read_all", read_all);
+  m.impl("zero_all", zero_all);
   m.impl("row_sums", row_sums);
   m.impl("copy_rows", copy_rows);
 }

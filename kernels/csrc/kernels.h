@@ -128,6 +128,9 @@ const PackedKernels& amx_kernels();
 // fastest way to read memory once, which is the measure of kernels that read weights once.
 uint64_t read_lines(const uint8_t* data, int64_t size);
 
+// Zeroes [data, data + size) past the caches; returns once the stores are ordered.
+void zero_lines(uint8_t* data, int64_t size);
+
 // sums[row] = sum of (w ^ w >> 29) * weights[column] over the words w of a row, modulo 2^64;
 // contiguous rows.
 void row_sums(const uint64_t* words, const uint64_t* weights, int64_t rows, int64_t columns,

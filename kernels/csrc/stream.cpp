@@ -1,5 +1,11 @@
-// Reading memory as fast as the machine can, for measuring how near the kernels come to it.
+// Memory at the speed of the machine: read once, which is what kernels are measured against, and
+// zeroed.
+#include <algorithm>
 #include <cstring>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #include "kernels.h"
 
@@ -32,6 +38,23 @@ uint64_t read_lines(const uint8_t* data, int64_t size) {
   }
   for (int64_t i = kStreams * length; i + 8 <= size; i += kLine) folded ^= word(data + i);
   return folded;
+}
+
+void zero_lines(uint8_t* data, int64_t size) {
+#if defined(__x86_64__)
+  // Past the caches: lines are not fetched only to be overwritten, and other lines stay in them.
+  const int64_t head = std::min<int64_t>(size, -reinterpret_cast<uintptr_t>(data) % kLine);
+  std::memset(data, 0, head);
+  data += head, size -= head;
+  const __m128i zero = _mm_setzero_si128();
+  for (; size >= kLine; data += kLine, size -= kLine) {
+    for (int64_t part = 0; part < kLine; part += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(data + part), zero);
+    }
+  }
+  _mm_sfence();
+#endif
+  std::memset(data, 0, size);
 }
 
 }  // namespace dps

@@ -19,7 +19,7 @@ from dps_kernels.planes import (
     to_layout,
 )
 from dps_kernels.reconstruct import reconstruct
-from dps_kernels.stream import read_all
+from dps_kernels.stream import read_all, zero_all
 
 __all__ = [
     "K16",
@@ -39,4 +39,5 @@ __all__ = [
     "reconstruct",
     "row_sums",
     "to_layout",
+    "zero_all",
 ]

@@ -21,6 +21,7 @@ _OPERATORS = (
     "read_all",
     "reconstruct",
     "row_sums",
+    "zero_all",
 )
 """All that the compiled library must offer."""
 

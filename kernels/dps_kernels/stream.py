@@ -1,4 +1,4 @@
-"""Reading memory once: the ceiling of a kernel that reads its weights once."""
+"""Memory at its own speed: read once, which is the ceiling of the kernels, and zeroed."""
 
 import torch
 from torch import Tensor
@@ -15,3 +15,11 @@ def read_all(data: Tensor) -> None:
         torch.ops.dps_kernels.read_all(data)
     else:
         data.sum()
+
+
+def zero_all(data: Tensor) -> None:
+    """Fill a contiguous uint8 tensor with zeros in the calling thread, past the caches."""
+    if runs_compiled(data):
+        torch.ops.dps_kernels.zero_all(data)
+    else:
+        data.numpy().fill(0)
