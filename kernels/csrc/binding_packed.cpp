@@ -87,8 +87,8 @@ Tensor linear(const Tensor& x, const Tensor& upper, const std::optional<Tensor>&
   const int64_t runs = std::min(kTasksOfThread * at::get_num_threads(),
                                 panels * kPanelRows * columns * tokens / kGrain);
   const int64_t size = even_share(panels, runs);
-  parallel_tasks((panels + size - 1) / size, [&](int64_t task) {
-    packed().gemm(gemm, task * size, std::min((task + 1) * size, panels),
+  parallel_tasks((panels + size - 1) / size, [&](int64_t task, int64_t following) {
+    packed().gemm(gemm, task * size, std::min((task + 1) * size, panels), following * size,
                   scratch(packed_scratch(tokens)));
   });
   return y;
@@ -114,14 +114,21 @@ struct Tasks {
         for (int64_t panel = first; panel < last; panel += size)
           list.push_back({expert, panel, std::min(panel + size, last)});
   }
+
+  // Where a task begins, in panels of an expert's weight, of which each has so many.
+  int64_t start(int64_t index, int64_t expert, int64_t panels) const {
+    if (index >= static_cast<int64_t>(list.size())) index = list.size() - 1;
+    return (list[index].expert - expert) * panels + list[index].first;
+  }
 };
 
 // Panels [first, last) of every expert's gated rows, as packed activations.
 void gate_rows(const Tensor& x, const NestedWeight& w13, const Routing& routing, Tensor& gated) {
   const int64_t hidden = w13.columns(), inner = w13.rows() / 2;
   const Tasks tasks(routing, 0, inner / kPanelRows);
-  parallel_tasks(tasks.list.size(), [&](int64_t index) {
+  parallel_tasks(tasks.list.size(), [&](int64_t index, int64_t following) {
     const auto [expert, first, last] = tasks.list[index];
+    const int64_t after = tasks.start(following, expert, w13.rows() / kPanelRows);
     const int64_t row = routing.offsets[expert], count = routing.offsets[expert + 1] - row;
     // An expert's tokens are gathered where they stay in the cache until all its panels are done.
     for (int64_t begin = 0; begin < count; begin += kBlockTokens) {
@@ -137,8 +144,10 @@ void gate_rows(const Tensor& x, const NestedWeight& w13, const Routing& routing,
                             halves_out(gated) + (row + begin) * inner,
                             Dtype::Bf16,
                             inner};
-      for (int64_t panel = first; panel < last; panel += kBlockPanels / 2)
-        packed().gate(gemm, w13.rows(), panel, std::min(panel + kBlockPanels / 2, last), room);
+      for (int64_t panel = first; panel < last; panel += kBlockPanels / 2) {
+        const int64_t end = std::min(panel + kBlockPanels / 2, last);
+        packed().gate(gemm, w13.rows(), panel, end, end < last ? end : after, room);
+      }
     }
   });
 }
@@ -155,8 +164,9 @@ void combine_rows(const Tensor& gated, const NestedWeight& w2, const Routing& ro
   for (int64_t begin = 0; begin < whole; begin += block) {
     const int64_t columns = std::min(block, whole - begin) * kPanelRows;
     const Tasks tasks(routing, 0, columns / kPanelRows);
-    parallel_tasks(tasks.list.size(), [&](int64_t index) {
+    parallel_tasks(tasks.list.size(), [&](int64_t index, int64_t following) {
       const auto [expert, first, last] = tasks.list[index];
+      const int64_t after = tasks.start(following, expert, whole);
       const int64_t row = routing.offsets[expert];
       const PackedGemm gemm{w2.matrix(expert, begin * kPanelRows),
                             halves(gated) + row * inner,
@@ -165,7 +175,7 @@ void combine_rows(const Tensor& gated, const NestedWeight& w2, const Routing& ro
                             rows.mutable_data_ptr<float>() + row * columns,
                             Dtype::Fp32,
                             columns};
-      packed().gemm(gemm, first, last, scratch(packed_scratch(gemm.tokens)));
+      packed().gemm(gemm, first, last, after, scratch(packed_scratch(gemm.tokens)));
     });
     at::parallel_for(0, pairs / top_k, 4, [&](int64_t first, int64_t last) {
       for (int64_t token = first; token < last; ++token)

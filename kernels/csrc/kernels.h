@@ -99,11 +99,13 @@ constexpr int64_t packed_scratch(int64_t tokens) {
 
 // What an instruction set adds that multiplies bfloat16.
 struct PackedKernels {
-  // Computes panels [first, last); `scratch` has packed_scratch() floats.
-  void (*gemm)(const PackedGemm&, int64_t first, int64_t last, float* scratch);
+  // Computes panels [first, last); `scratch` has packed_scratch() floats. The caller goes on with
+  // panel `after`, whose first bytes are fetched meanwhile; it may lie in another expert's weight.
+  void (*gemm)(const PackedGemm&, int64_t first, int64_t last, int64_t after, float* scratch);
   // silu(gate) * up of gate panels [first, last), at most kBlockPanels / 2; the up panels stand
   // rows / 2 below. y is packed activations.
-  void (*gate)(const PackedGemm&, int64_t rows, int64_t first, int64_t last, float* scratch);
+  void (*gate)(const PackedGemm&, int64_t rows, int64_t first, int64_t last, int64_t after,
+               float* scratch);
   // One token's sum of its experts' rows [position][columns] times factors, rounded to bfloat16.
   void (*combine)(const float* rows, const int64_t* position, const float* factors, int64_t top_k,
                   int64_t columns, uint16_t* out);

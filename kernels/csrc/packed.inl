@@ -57,22 +57,25 @@ class Ahead {
 };
 
 template <Codec C, typename U>
-void panels_in_turns(U& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin,
-                     int64_t tokens, uint16_t* ring, float* sums) {
+void panels_in_turns(U& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t after,
+                     int64_t begin, int64_t tokens, uint16_t* ring, float* sums) {
   const uint16_t* const x = g.x + begin * g.w.columns;
   const int64_t size = tokens * kPanelRows;
-  for (; first + 2 <= last; first += 2, sums += 2 * size)
-    take_turns<C, 2>(unit, g, {first, 1, 2}, x, tokens, ring, {sums, sums + size});
-  if (first < last) take_turns<C, 1>(unit, g, {first, 0, 1}, x, tokens, ring, {sums, nullptr});
+  for (; first + 2 <= last; first += 2, sums += 2 * size) {
+    const int64_t next = first + 2 < last ? first + 2 : after;
+    take_turns<C, 2>(unit, g, {first, 1, next - first}, x, tokens, ring, {sums, sums + size});
+  }
+  if (first < last)
+    take_turns<C, 1>(unit, g, {first, 0, after - first}, x, tokens, ring, {sums, nullptr});
 }
 
 // sums[panel - first][token][32] of the tokens from `begin` on.
 template <Codec C>
-void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin,
-                int64_t tokens, uint16_t* weights, float* sums) {
+void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t after,
+                int64_t begin, int64_t tokens, uint16_t* weights, float* sums) {
   if constexpr (Unit::kTurnTokens > 0) {
     if (tokens <= Unit::kTurnTokens)
-      return panels_in_turns<C>(unit, g, first, last, begin, tokens, weights, sums);
+      return panels_in_turns<C>(unit, g, first, last, after, begin, tokens, weights, sums);
   }
   const Decoder<C> decoder;
   const int64_t columns = g.w.columns, panel = kPanelRows * columns;
@@ -86,7 +89,7 @@ void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, in
   };
   const auto to = [&](const Place& c) { return smaller(c.from + group, last); };
   // The same columns of the next panel, else the next ones, else other panels.
-  const auto after = [&](Place c) {
+  const auto place_after = [&](Place c) {
     if (++c.p < to(c)) return c;
     c.p = c.from;
     if ((c.k += chunk) < columns) return c;
@@ -98,7 +101,7 @@ void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, in
   };
   const auto ahead_of = [&](const Place& c, uint16_t* out) {
     const int64_t at = address(c);
-    const int64_t next = few ? at + kFewLead : address(after(c));
+    const int64_t next = few ? at + kFewLead : address(place_after(c));
     return Ahead<C>(decoder, g, at, next, steps(c), out);
   };
   uint16_t* now = weights;
@@ -106,7 +109,7 @@ void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, in
   Place c{first, 0, first};
   ahead_of(c, now).work(kChunkColumns);
   while (c.p < last) {
-    const Place next = after(c);
+    const Place next = place_after(c);
     Ahead<C> ahead = ahead_of(next, then);
     unit.multiply(g.x + begin * columns, tokens, columns, c.k, steps(c), now, share, ahead,
                   sums + (c.p - first) * tokens * kPanelRows);
@@ -118,10 +121,10 @@ void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, in
   }
 }
 
-void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t begin,
-                int64_t tokens, uint16_t* weights, float* sums) {
+void accumulate(Unit& unit, const PackedGemm& g, int64_t first, int64_t last, int64_t after,
+                int64_t begin, int64_t tokens, uint16_t* weights, float* sums) {
   with_codec(g.w.codec, [&]<Codec C>() {
-    accumulate<C>(unit, g, first, last, begin, tokens, weights, sums);
+    accumulate<C>(unit, g, first, last, after, begin, tokens, weights, sums);
   });
 }
 
@@ -181,14 +184,15 @@ void token_blocks(int64_t tokens, Use use) {
     use(begin, smaller(kBlockTokens, tokens - begin));
 }
 
-void packed_gemm(const PackedGemm& g, int64_t first, int64_t last, float* scratch) {
+void packed_gemm(const PackedGemm& g, int64_t first, int64_t last, int64_t after,
+                 float* scratch) {
   auto* weights = reinterpret_cast<uint16_t*>(scratch);
   float* sums = scratch + kChunkColumns * kPanelRows;
   Unit unit;
   token_blocks(g.tokens, [&](int64_t begin, int64_t tokens) {
     for (int64_t panel = first; panel < last; panel += kBlockPanels) {
       const int64_t end = smaller(panel + kBlockPanels, last);
-      accumulate(unit, g, panel, end, begin, tokens, weights, sums);
+      accumulate(unit, g, panel, end, end < last ? end : after, begin, tokens, weights, sums);
       for (int64_t p = panel; p < end; ++p) {
         const Scales scales(g, p);
         __m512 bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -214,24 +218,27 @@ void packed_gemm(const PackedGemm& g, int64_t first, int64_t last, float* scratc
 
 // As accumulate, of gate panels and of the up panels `half` below them.
 void gate_and_up(Unit& unit, const PackedGemm& g, int64_t half, int64_t first, int64_t last,
-                 int64_t begin, int64_t tokens, uint16_t* weights, float* sums, float* up_sums) {
+                 int64_t after, int64_t begin, int64_t tokens, uint16_t* weights, float* sums,
+                 float* up_sums) {
   with_codec(g.w.codec, [&]<Codec C>() {
     if constexpr (Unit::kTurnTokens > 0) {
       if (tokens <= Unit::kTurnTokens) {
         for (int64_t p = first; p < last; ++p) {
           const int64_t index = (p - first) * tokens * kPanelRows;
-          take_turns<C, 2>(unit, g, {p, half, 1}, g.x + begin * g.w.columns, tokens, weights,
+          const int64_t next = p + 1 < last ? 1 : after - p;
+          take_turns<C, 2>(unit, g, {p, half, next}, g.x + begin * g.w.columns, tokens, weights,
                            {sums + index, up_sums + index});
         }
         return;
       }
     }
-    accumulate<C>(unit, g, first, last, begin, tokens, weights, sums);
-    accumulate<C>(unit, g, half + first, half + last, begin, tokens, weights, up_sums);
+    accumulate<C>(unit, g, first, last, last, begin, tokens, weights, sums);
+    accumulate<C>(unit, g, half + first, half + last, half + last, begin, tokens, weights, up_sums);
   });
 }
 
-void packed_gate(const PackedGemm& g, int64_t rows, int64_t first, int64_t last, float* scratch) {
+void packed_gate(const PackedGemm& g, int64_t rows, int64_t first, int64_t last, int64_t after,
+                 float* scratch) {
   auto* weights = reinterpret_cast<uint16_t*>(scratch);
   float* sums = scratch + kChunkColumns * kPanelRows;
   const int64_t half = rows / kPanelRows / 2;
@@ -239,7 +246,7 @@ void packed_gate(const PackedGemm& g, int64_t rows, int64_t first, int64_t last,
   token_blocks(g.tokens, [&](int64_t begin, int64_t tokens) {
     const int64_t panels = last - first;
     float* up_sums = sums + panels * tokens * kPanelRows;
-    gate_and_up(unit, g, half, first, last, begin, tokens, weights, sums, up_sums);
+    gate_and_up(unit, g, half, first, last, after, begin, tokens, weights, sums, up_sums);
     for (int64_t p = 0; p < panels; ++p) {
       const Scales gate_scales(g, first + p), up_scales(g, half + first + p);
       for (int64_t token = 0; token < tokens; ++token) {
