@@ -121,7 +121,8 @@ class TokenOrigins:
     """For every open request, how many of its tokens each mode has made."""
 
     def __init__(self) -> None:
-        self._made: dict[str, dict[Mode, int]] = {}
+        self._made: dict[str, list[int]] = {}
+        """Tokens of full passes and of fast ones."""
 
     def credit(self, outputs: Iterable[Any], mode: Mode, gave_up: Mapping[str, float]) -> None:
         """Count the tokens of one pass, and let the last output of a request carry the sums.
@@ -138,14 +139,17 @@ class TokenOrigins:
             Requests that ended without a token because full mode did not come, and how long they
             waited for it, seconds.
         """
+        place = 0 if mode is Mode.FULL else 1
         for output in outputs:
-            made = self._made.setdefault(output.request_id, dict.fromkeys(Mode, 0))
-            made[mode] += len(output.new_token_ids)
+            made = self._made.get(output.request_id)
+            if made is None:
+                made = self._made[output.request_id] = [0, 0]
+            made[place] += len(output.new_token_ids)
             if output.finish_reason is not None:
                 del self._made[output.request_id]
                 output.kv_transfer_params = {
-                    "dps_tokens_full": made[Mode.FULL],
-                    "dps_tokens_fast": made[Mode.FAST],
+                    "dps_tokens_full": made[0],
+                    "dps_tokens_fast": made[1],
                 }
                 if output.request_id in gave_up:
                     output.kv_transfer_params[GAVE_UP] = gave_up[output.request_id]

@@ -3,7 +3,6 @@
 from functools import cache, partial
 from typing import Any
 
-import dps_kernels
 import torch
 from dps_kernels import ROW_MAJOR, Layout
 from torch.nn.functional import pad
@@ -14,6 +13,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 )
 
 from dps_ray.engine import rank as ranks
+from dps_ray.engine.ops import FusedExperts
 from dps_ray.engine.split_weight import (
     SplitWeight,
     can_fuse_experts,
@@ -40,7 +40,7 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
         self.prefix = prefix
         self.w13: SplitWeight | None = None
         self.w2: SplitWeight | None = None
-        self.fused = False
+        self.fused: FusedExperts | None = None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         rows = {"w13": layer.w13_weight.data, "w2": layer.w2_weight.data}
@@ -54,17 +54,22 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
             )
             for name, weight in rows.items()
         }
-        self.fused = can_fuse_experts(layer.activation, self.moe, encoded.values())
+        fuse = can_fuse_experts(layer.activation, self.moe, encoded.values())
         for name, weight in encoded.items():
             if weight is None:
                 continue
-            if self.fused:
+            if fuse:
                 split = place_fused(weight)
             else:
                 permute = partial(cpu_prepack_moe_weight, isa=isa)
                 split = place(weight, permute, layouts[name] or ROW_MAJOR)
             setattr(self, name, split)
             getattr(layer, f"{name}_weight").data = torch.empty(0, dtype=split.dtype)
+        if fuse:
+            assert self.w13 is not None
+            assert self.w2 is not None
+            planes = self.w13.planes_full(), self.w2.planes_full()
+            self.fused = FusedExperts(*planes, self.w13.dtype)
         ranks.current().experts[self.prefix] = partial(self._compute, layer)
 
     def apply_monolithic(
@@ -76,6 +81,8 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
     ) -> Any:
         if self.w13 is None and self.w2 is None:
             return super().apply_monolithic(layer, x, router_logits, input_ids)
+        if not torch.compiler.is_compiling():
+            return self._compute(layer, x, router_logits)
         # On CPU vLLM lets torch.compile trace into its experts.
         return torch.ops.vllm.dps_experts(x, router_logits, self.prefix)
 
@@ -88,8 +95,10 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
             layer.e_score_correction_bias,
             layer.routed_scaling_factor,
         )
-        if self.fused:
-            return self._fused(layer, x, weights, ids)
+        if self.fused is not None:
+            if layer.apply_router_weight_on_input:
+                x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
+            return self.fused(x, weights, ids)
         experts = ids.unique().to(torch.int64)
         if layer.apply_router_weight_on_input:
             x = x.clone()  # the stock kernel scales it in place
@@ -107,15 +116,6 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
             e_score_correction_bias=layer.e_score_correction_bias,
             routed_scaling_factor=layer.routed_scaling_factor,
         )
-
-    def _fused(
-        self, layer: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
-    ) -> torch.Tensor:
-        assert self.w13 is not None
-        assert self.w2 is not None
-        if layer.apply_router_weight_on_input:
-            x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
-        return dps_kernels.moe(x, self.w13.planes(), self.w2.planes(), weights, ids)
 
     @staticmethod
     def _packed(

@@ -28,20 +28,54 @@ def planes_now(
 
 
 class FusedLinear:
-    """A split layer outside of ``torch.compile``: the planes of both modes, made once.
+    """A split layer outside of ``torch.compile``: both modes prepared once.
 
     Passing every byte plane through the opaque operation takes as long as a small layer's product.
+
+    Parameters
+    ----------
+    planes
+        Of full mode.
+    dtype
+        Of the activations.
     """
 
-    def __init__(self, full: Planes) -> None:
-        self._full = full
-        self._fast = full._replace(lower=None)
-        assert full.lower is not None
-        self._address = full.lower.data_ptr()
+    def __init__(self, planes: Planes, dtype: torch.dtype) -> None:
+        assert planes.lower is not None
+        self._address = planes.lower.data_ptr()
+        self._full = dps_kernels.prepare_linear(planes, dtype)
+        self._fast = dps_kernels.prepare_linear(planes._replace(lower=None), dtype)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        full = ranks.current().may_read(self._address)
-        return dps_kernels.linear(x, self._full if full else self._fast, bias)
+        linear = self._full if ranks.current().may_read(self._address) else self._fast
+        return linear(x, bias)
+
+
+class FusedExperts:
+    """A layer's split experts, both modes prepared once.
+
+    Parameters
+    ----------
+    w13, w2
+        Of full mode.
+    dtype
+        Of the activations.
+    """
+
+    def __init__(self, w13: Planes, w2: Planes, dtype: torch.dtype) -> None:
+        fast13, fast2 = (planes._replace(lower=None) for planes in (w13, w2))
+        self._addresses = [
+            planes.lower.data_ptr() for planes in (w13, w2) if planes.lower is not None
+        ]
+        self._full = dps_kernels.prepare_moe(w13, w2, dtype)
+        self._fast = dps_kernels.prepare_moe(fast13, fast2, dtype)
+
+    def __call__(
+        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        may_read = ranks.current().may_read
+        full = all(may_read(address) for address in self._addresses)
+        return (self._full if full else self._fast)(x, topk_weights, topk_ids)
 
 
 def _dps_linear(

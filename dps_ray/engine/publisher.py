@@ -11,9 +11,17 @@ from dps_ray.scheduling.states import UnitState
 from dps_ray.scheduling.sum_manager import SumManager
 from dps_ray.status import EngineStatus
 
+PERIOD_S = 0.02
+"""Longest age of the counters on the page of an engine that computes."""
+
 
 class StatusPublisher:
-    """Assembles an ``EngineStatus`` from the scheduler's side of the engine and publishes it."""
+    """Assembles an ``EngineStatus`` from the scheduler's side of the engine and publishes it.
+
+    What others act on is published at once: modes, units, requests that come and go. A step that
+    changes none of these only moves counters, and these wait: assembling the record would take a
+    small model's step some hundredths of its time.
+    """
 
     def __init__(
         self,
@@ -30,6 +38,8 @@ class StatusPublisher:
         self._full_request_tokens = full_request_tokens
         self._tokens = {Mode.FULL: 0, Mode.FAST: 0}
         self._tokens_mixed = 0
+        self._latest: tuple[object, ...] = ()
+        self._due_s = 0.0
         self.preemptions = 0
 
     def count_tokens(self, command: StepCommand, tokens: int) -> None:
@@ -39,7 +49,19 @@ class StatusPublisher:
             self._tokens_mixed += tokens
 
     def publish(self, *, running: int, waiting: int, full_requests: int) -> None:
-        """Write the current status to the page."""
+        """Keep the page current; see the class for what that means."""
+        manager, ledger = self._manager, self._manager.ledger
+        urgent = (
+            *(manager.mode, manager.pin, manager.restoring, manager.wants_restore, manager.fault),
+            *(ledger.count(UnitState.BACKED), ledger.count(UnitState.RESTORING)),
+            *(running, waiting, full_requests, manager.layers.count_full),
+        )
+        now_s = time.monotonic()
+        if urgent != self._latest or now_s >= self._due_s:
+            self._latest, self._due_s = urgent, now_s + PERIOD_S
+            self._write(running, waiting, full_requests)
+
+    def _write(self, running: int, waiting: int, full_requests: int) -> None:
         manager, pool = self._manager, self._pool
         ledger, counters = manager.ledger, manager.counters
         restoring = ledger.count(UnitState.RESTORING)

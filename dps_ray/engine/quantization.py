@@ -83,7 +83,11 @@ class DpsLinearMethod(UnquantizedLinearMethod):
         layer.dps_lower = Parameter(split_weight.lower, requires_grad=False)
         layer.register_buffer("dps_row_shift", split_weight.row_shift, persistent=False)
         layer.dps_layout = [int(field) for field in split_weight.layout]
-        layer.dps_fused = FusedLinear(split_weight.planes_full()) if ranks.current().fused else None
+        layer.dps_fused = (
+            FusedLinear(split_weight.planes_full(), split_weight.dtype)
+            if ranks.current().fused
+            else None
+        )
         misfits = split_weight.misfits
         for name in ("index", "value"):
             tensor = None if misfits is None else getattr(misfits, name)

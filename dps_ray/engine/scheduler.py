@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +116,7 @@ class ElasticScheduling(_Mixin):
         self._full_requests.started(output.num_scheduled_tokens)
         output.dps = self.sum_manager.plan_step(self._pressure())
         if self._pool.enable_caching:
-            self._pool.precision.note_step(output.dps.mode, self._written(output))
+            self._pool.precision.note_step(output.dps.mode, self._written(output, output.dps.mode))
         self._publish()
         return output
 
@@ -201,16 +200,21 @@ class ElasticScheduling(_Mixin):
         manager = self.sum_manager
         return manager.pin is not Pin.FAST and manager.ledger.mode_allowed() is Mode.FULL
 
-    def _written(self, output: Any) -> Iterator[Written]:
-        """What a step computes, by request; the null block holds nothing."""
+    def _written(self, output: Any, mode: Mode) -> Iterator[Written]:
+        """What a step computes, by request, where that can change what stands behind a block; the
+        null block holds nothing."""
+        managers = self.kv_cache_manager.coordinator.single_type_managers
+        sizes = {manager.block_size for manager in managers}
         cached = output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         starts |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         for name, tokens in output.num_scheduled_tokens.items():
             start, end = starts[name], starts[name] + tokens
+            if mode is Mode.FULL and all(0 < start % size <= size - tokens for size in sizes):
+                continue  # it goes on in blocks that tokens before it have marked
             blocks: list[int] = []
             previous: list[int] = []
-            for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            for manager in managers:
                 size, table = manager.block_size, manager.req_to_blocks[name]
                 written = table[start // size : -(-end // size)]
                 blocks += (block.block_id for block in written if not block.is_null)
@@ -223,8 +227,7 @@ class ElasticScheduling(_Mixin):
             yield from manager.req_to_blocks.values()
 
     def _obey_fleet(self) -> None:
-        permits = replace(self._page.permits(), hold_full=len(self._full_requests) > 0)
-        self.sum_manager.set_permits(permits)
+        self.sum_manager.set_permits(self._page.permits(hold_full=len(self._full_requests) > 0))
 
     def _tokens_in_base_blocks(self) -> int:
         """Tokens of a request that never needs a block of a unit: each group of layers has tables

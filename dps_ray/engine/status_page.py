@@ -168,13 +168,14 @@ class StatusPage:
         self._cells[4] = 0.0 if fast else 1.0
         self._cells[5] = 1.0 if stop_restores else 0.0
 
-    def permits(self) -> Permits:
-        """What the fleet allows at this moment."""
+    def permits(self, *, hold_full: bool = False) -> Permits:
+        """What the fleet allows at this moment, and what the engine's own requests do."""
         until_s = float(self._cells[3])
         return Permits(
             restore=until_s == _ANY_TIME or time.monotonic() < until_s,
             fast=self._cells[4] == 0.0,
-            stop=self._cells[5] != 0.0,
+            stop=bool(self._cells[5] != 0.0),
+            hold_full=hold_full,
         )
 
     # --- ranks -> scheduler ------------------------------------------------------------------

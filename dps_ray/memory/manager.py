@@ -78,7 +78,7 @@ class MemoryManager:
             Residual bytes copied so far, for the pass's ``note_step``.
         """
         self._pacer.begin_step()
-        return self._worker.counters().bytes
+        return self._worker.copied_bytes
 
     def note_step(
         self, duration_s: float, load: int | None, full_share: float = 0.0, *, copied_before: int
@@ -97,7 +97,7 @@ class MemoryManager:
             What ``begin_step`` returned for it. On a device several passes may have ended since
             the last call: a copy beside any of them lies behind the mark of its own.
         """
-        restoring = self._worker.counters().bytes > copied_before
+        restoring = self._worker.copied_bytes > copied_before
         self._pacer.note_step(duration_s, restoring, load, full_share)
         self._worker.copy_between_steps()
 

@@ -126,6 +126,8 @@ class RestoreWorker:
         if self._handover is None:
             return
         with self._changed:
+            if self._idle():
+                return
             if not self._pacer.busy_left_s:
                 self._handover.wake()
             elif not (self._held or self._abandoned):
@@ -137,6 +139,11 @@ class RestoreWorker:
         """Wait until nothing is queued or running; whether that came before the timeout."""
         with self._changed:
             return self._changed.wait_for(self._idle, timeout_s)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Residual bytes copied since the start."""
+        return self._counters.bytes
 
     def counters(self) -> RestoreCounters:
         """Totals since the start."""

@@ -138,8 +138,8 @@ class SumManager:
     @property
     def obtainable_blocks(self) -> int:
         """Elastic blocks that allocation can get now, lending included where it is allowed."""
-        lendable = self.ledger.lendable_blocks if self._may_lend() else 0
-        return self.ledger.kv_free_blocks + lendable
+        lendable = self.ledger.lendable_blocks
+        return self.ledger.kv_free_blocks + (lendable if lendable and self._may_lend() else 0)
 
     @property
     def has_pending_work(self) -> bool:

@@ -6,8 +6,8 @@ is missing, the same functions run in plain torch.
 
 from dps_kernels.checksum import copy_rows, row_sums
 from dps_kernels.library import available, isa
-from dps_kernels.linear import linear, linear_16bit
-from dps_kernels.moe import moe
+from dps_kernels.linear import linear, linear_16bit, prepare_linear
+from dps_kernels.moe import moe, prepare_moe
 from dps_kernels.planes import (
     K16,
     PACKED,
@@ -35,6 +35,8 @@ __all__ = [
     "linear_16bit",
     "moe",
     "preferred_layout",
+    "prepare_linear",
+    "prepare_moe",
     "read_all",
     "reconstruct",
     "row_sums",

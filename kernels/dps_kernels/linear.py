@@ -1,6 +1,7 @@
 """Dense layers: nested weights and ordinary 16-bit ones."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -46,29 +47,56 @@ def linear(x: Tensor, planes: Planes, bias: Tensor | None = None) -> Tensor:
     ValueError, TypeError
         Names the argument whose shape or dtype does not fit.
     """
-    upper, lower, fmt, row_shift, layout = planes
-    op = _compiled(x, planes)
-    if op is not None:
+    return prepare_linear(planes, x.dtype)(x, bias)
+
+
+def prepare_linear(planes: Planes, dtype: torch.dtype) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """``linear`` of one weight, with all decided that activations have no part in.
+
+    Parameters
+    ----------
+    planes
+        As in ``linear``.
+    dtype
+        Of the activations.
+
+    Returns
+    -------
+    Callable
+        Takes ``x`` and ``bias``.
+    """
+    upper, lower, fmt, row_shift, _ = planes
+    op = _compiled(planes, dtype)
+    if op is None:
+        return partial(_general, planes)
+    e5m2 = IS_E5M2[fmt]
+
+    def compiled(x: Tensor, bias: Tensor | None) -> Tensor:
         try:
-            y: Tensor = op(x, upper, lower, IS_E5M2[fmt], row_shift, bias)
-        except (KeyError, RuntimeError):
+            y: Tensor = op(x, upper, lower, e5m2, row_shift, bias)
+        except RuntimeError:
             _check(x, planes, bias)
             raise
         return y
+
+    return compiled
+
+
+def _general(planes: Planes, x: Tensor, bias: Tensor | None) -> Tensor:
     _check(x, planes, bias)
-    if upper.device.type == "cuda" and layout == K16:
+    if planes.upper.device.type == "cuda" and planes.layout == K16:
         from dps_kernels.hopper import arch, dense  # needs triton
 
-        return dense.linear(x, planes, bias, arch.of_device(upper.device))
+        return dense.linear(x, planes, bias, arch.of_device(planes.upper.device))
     return fallback.linear(x, fallback.decode(planes), bias)
 
 
-def _compiled(x: Tensor, planes: Planes) -> Callable[..., Tensor] | None:
-    if not runs_compiled(planes.upper):
+def _compiled(planes: Planes, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+    if not runs_compiled(planes.upper) or planes.fmt not in IS_E5M2:
         return None
     if planes.layout == ROW_MAJOR:
         return torch.ops.dps_kernels.linear.default
-    if planes.layout == PACKED and x.dtype == torch.bfloat16 and has_packed():
+    if planes.layout == PACKED and dtype == torch.bfloat16 and has_packed():
         return torch.ops.dps_kernels.linear_packed.default
     return None
 

@@ -1,6 +1,7 @@
 """Routed experts of a mixture-of-experts layer on nested weights."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,20 +48,47 @@ def moe(
     """
     if activation != "silu":
         raise ValueError(f"activation is {activation!r}: only 'silu' is supported")
-    op = _compiled(x, w13, w2)
-    if op is not None:
+    return prepare_moe(w13, w2, x.dtype)(x, topk_weights, topk_ids)
+
+
+def prepare_moe(
+    w13: Planes, w2: Planes, dtype: torch.dtype
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """``moe`` of one layer's weights, with all decided that activations have no part in.
+
+    Parameters
+    ----------
+    w13, w2
+        As in ``moe``.
+    dtype
+        Of the activations.
+
+    Returns
+    -------
+    Callable
+        Takes ``x``, ``topk_weights`` and ``topk_ids``.
+    """
+    op = _compiled(w13, w2, dtype)
+    if op is None:
+        return partial(_general, w13, w2)
+    weights = tuple(
+        field
+        for planes in (w13, w2)
+        for field in (planes.upper, planes.lower, IS_E5M2[planes.fmt], planes.row_shift)
+    )
+
+    def compiled(x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         try:
-            y: Tensor = op(
-                x,
-                *(w13.upper, w13.lower, IS_E5M2[w13.fmt], w13.row_shift),
-                *(w2.upper, w2.lower, IS_E5M2[w2.fmt], w2.row_shift),
-                topk_weights,
-                topk_ids,
-            )
-        except (KeyError, RuntimeError):
+            y: Tensor = op(x, *weights, topk_weights, topk_ids)
+        except RuntimeError:
             _check(x, w13, w2, topk_weights, topk_ids)
             raise
         return y
+
+    return compiled
+
+
+def _general(w13: Planes, w2: Planes, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
     _check(x, w13, w2, topk_weights, topk_ids)
     if w13.upper.device.type == "cuda" and w13.layout == w2.layout == K16:
         from dps_kernels.hopper import arch  # needs triton
@@ -70,12 +98,14 @@ def moe(
     return fallback.moe(x, fallback.decode(w13), fallback.decode(w2), topk_weights, topk_ids)
 
 
-def _compiled(x: Tensor, w13: Planes, w2: Planes) -> Callable[..., Tensor] | None:
+def _compiled(w13: Planes, w2: Planes, dtype: torch.dtype) -> Callable[..., Tensor] | None:
     if not runs_compiled(w13.upper) or w13.layout != w2.layout:
+        return None
+    if not {w13.fmt, w2.fmt} <= IS_E5M2.keys():
         return None
     if w13.layout == ROW_MAJOR:
         return torch.ops.dps_kernels.moe.default
-    if w13.layout == PACKED and x.dtype == torch.bfloat16 and has_packed():
+    if w13.layout == PACKED and dtype == torch.bfloat16 and has_packed():
         return torch.ops.dps_kernels.moe_packed.default
     return None
 
