@@ -1,6 +1,7 @@
 """Keeps an engine's status page current."""
 
 import time
+from collections.abc import Callable
 
 from dps_ray.commands import StepCommand
 from dps_ray.engine.block_pool import ElasticBlockPool
@@ -30,12 +31,14 @@ class StatusPublisher:
         pool: ElasticBlockPool,
         ranks: RankReports,
         full_request_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._page = page
         self._manager = manager
         self._pool = pool
         self._ranks = ranks
         self._full_request_tokens = full_request_tokens
+        self._clock = clock
         self._tokens = {Mode.FULL: 0, Mode.FAST: 0}
         self._tokens_mixed = 0
         self._latest: tuple[object, ...] = ()
@@ -56,7 +59,7 @@ class StatusPublisher:
             *(ledger.count(UnitState.BACKED), ledger.count(UnitState.RESTORING)),
             *(running, waiting, full_requests, manager.layers.count_full),
         )
-        now_s = time.monotonic()
+        now_s = self._clock()
         if urgent != self._latest or now_s >= self._due_s:
             self._latest, self._due_s = urgent, now_s + PERIOD_S
             self._write(running, waiting, full_requests)
