@@ -7,6 +7,8 @@ from dps_ray.memory.pacing import Pacer
 PAPER_CHUNK_BYTES = 4 << 20
 PAPER_CHUNK_S = 3.3e-3
 """The paper's restore moves one 4 MiB chunk in so much time (607 ms for a unit of 736 MiB)."""
+PAPER_LIMITS = {"min_fast_dwell_s": 0.0, "trend_horizon_s": 0.0, "low_watermark": 0.99}
+"""Options of a replica that restores as soon as a unit is free (Algorithm 1, line 37)."""
 
 
 class ThrottledPacer(Pacer):

@@ -17,10 +17,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--rounds", type=int, default=15, help="turns of each comparison (default: 15)"
     )
     command.add_argument(
-        "--no-engine", action="store_true", help="leave out the long request on a real engine"
+        "--no-engine",
+        action="store_true",
+        help="leave out what needs a real engine: a long request, the return after a burst",
     )
     command.add_argument(
-        "--root", type=Path, default=None, help="folder of the tiny model (default: the cache)"
+        "--root", type=Path, default=None, help="folder of the models (default: the cache)"
     )
     add_json_flag(command)
     command.set_defaults(run=run)
@@ -31,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     require_positive(args, "units", "unit_mib", "rounds")
     # vLLM takes seconds to import, and the other benchmarks do without it.
     from dps_ray.bench.memory import bench_compaction, bench_memory
+    from dps_ray.bench.memory_return import ReturnBench, bench_return
     from dps_ray.models.cache import cache_root
 
     def tell(text: str) -> None:
@@ -38,5 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     report = bench_memory(units=args.units, unit_mib=args.unit_mib, rounds=args.rounds, say=tell)
     if not args.no_engine:
-        bench_compaction(report, args.root or cache_root(), tell)
+        root = args.root or cache_root()
+        bench_compaction(report, root, tell)
+        bench_return(report, root, ReturnBench(rounds=args.rounds), tell)
     return finish(args, report)

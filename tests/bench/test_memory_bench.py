@@ -9,6 +9,7 @@ import pytest
 from dps_ray.bench import memory
 from dps_ray.bench.memory import bench_memory
 from dps_ray.bench.memory_load import RESTORING, WINDOWS, LoadSamples, inflation
+from dps_ray.bench.memory_return import IDLE, LIGHT, NO_DWELL, OURS, PAPER, figures, judge
 from dps_ray.bench.memory_rig import memory_rig, ratio
 from dps_ray.bench.paper_rule import PAPER_CHUNK_S, ThrottledPacer
 from dps_ray.commands import StepCommand
@@ -92,6 +93,24 @@ def test_compaction_that_shortens_nothing_fails(monkeypatch: pytest.MonkeyPatch)
     report = Report("compaction")
     memory.bench_compaction(report, Path(), lambda text: None)
     assert not report.ok
+
+
+@pytest.mark.parametrize(
+    ("ours_s", "waits_s", "ok"), [(0.02, 0.5, True), (0.5, 0.5, False), (0.02, 60.0, True)]
+)
+def test_a_return_without_dwell_that_is_slower_than_the_papers_fails(
+    ours_s: float, waits_s: float, ok: bool
+) -> None:
+    times_s = {OURS: waits_s, NO_DWELL: ours_s, PAPER: 0.1}
+    turns = {
+        name: [{"return_s": each, "units_lent": 9, "steps_ms": [], "returned": True}] * 3
+        for name, each in times_s.items()
+    }
+    found = figures(turns)
+    assert found["paper_over"][OURS]["median"] == 0.1 / waits_s
+    report = Report("return")
+    judge(report, {IDLE: found, LIGHT: found})
+    assert report.ok is ok
 
 
 def test_a_ratio_is_the_median_of_the_rounds() -> None:

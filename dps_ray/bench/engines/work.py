@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dps_ray.bench.engines.burst_end import burst_end
 from dps_ray.bench.engines.return_work import by_layers, way_back
 from dps_ray.checks.engine import Engine
 from dps_ray.modes import Mode
@@ -62,6 +63,7 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "decode": decode,
     "burst": burst,
     "settle": settle,
+    "burst_end": burst_end,
     "by_layers": by_layers,
     "way_back": way_back,
 }
