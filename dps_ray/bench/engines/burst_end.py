@@ -7,6 +7,7 @@ from dps_ray.bench.paper_rule import ThrottledPacer
 from dps_ray.checks.engine import Engine
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.idle import POLL_S
+from dps_ray.engine.restore_reporter import RestoreReporter
 from dps_ray.memory.manager import MemoryManager
 from dps_ray.modes import Mode
 
@@ -94,5 +95,5 @@ def _restore_throttled() -> None:
         pacer=ThrottledPacer(),
         chunk_bytes=rank.options.restore_chunk_bytes,
         verify=rank.options.verify_restore,
-        on_done=rank._restored,
+        on_done=RestoreReporter(rank.index, rank._section),
     )
