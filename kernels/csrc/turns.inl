@@ -24,13 +24,16 @@ void with_codec(Codec codec, Run run) {
 // they are those of the panel that takes its place. A line that is not asked for is waited for.
 constexpr int64_t kTurnLead = 4096;
 
+// Steps of decoded weights that are kept: tiles are loaded long after their weights were stored.
+constexpr int64_t kRingSteps = 3;
+
 // Panels that take turns: `first` and the one `apart` from it, or `first` alone; afterwards those
 // `next` further on take their places.
 struct Turns {
   int64_t first, apart, next;
 };
 
-// sums[i] of panel i becomes [tokens][32]; `ring` has room for two steps of the panels.
+// sums[i] of panel i becomes [tokens][32]; `ring` has room for kRingSteps steps of the panels.
 template <Codec C, int Panels, typename U>
 void take_turns(U& unit, const PackedGemm& g, const Turns& turns, const uint16_t* x, int64_t tokens,
                 uint16_t* ring, float* const (&sums)[2]) {
@@ -40,7 +43,7 @@ void take_turns(U& unit, const PackedGemm& g, const Turns& turns, const uint16_t
   const uint8_t* const upper = g.w.upper + turns.first * panel;
   const uint8_t* const lower = is_full(C) ? g.w.lower + turns.first * panel : nullptr;
   const auto place = [&](int64_t step, int of) {
-    return ring + (step % 2 * Panels + of) * step_bytes;
+    return ring + (step % kRingSteps * Panels + of) * step_bytes;
   };
   const auto decode = [&](int64_t step, int of) {
     const int64_t at = of * turns.apart * panel + step * step_bytes;
@@ -56,15 +59,17 @@ void take_turns(U& unit, const PackedGemm& g, const Turns& turns, const uint16_t
     }
   };
   unit.begin(tokens);
-  for (int of = 0; of < Panels; ++of) decode(0, of);
+  constexpr int64_t lead = kRingSteps - 1;
+  for (int64_t step = 0; step < smaller(lead, steps); ++step)
+    for (int of = 0; of < Panels; ++of) decode(step, of);
   for (int64_t step = 0; step < steps; ++step) {
-    const bool more = step + 1 < steps;
+    const bool more = step + lead < steps;
     unit.take_tokens(x + step * kStep * tokens);
     unit.template add<0>(place(step, 0));
-    if (more) decode(step + 1, 0);
+    if (more) decode(step + lead, 0);
     if constexpr (Panels == 2) {
       unit.template add<1>(place(step, 1));
-      if (more) decode(step + 1, 1);
+      if (more) decode(step + lead, 1);
     }
   }
   for (int of = 0; of < Panels; ++of) unit.give(of, sums[of]);
