@@ -62,6 +62,7 @@ def bench_return(
     report.figures["return"] = found = {load: figures(each) for load, each in turns.items()}
     for load, each in found.items():
         report.check(f"full mode returns after every burst, {load}", each["returned"])
+        report.check(f"every burst takes weight memory, {load}", each["lent"])
         for name in (OURS, NO_DWELL):
             say(line(load, name, each))
     judge(report, found)
@@ -86,7 +87,9 @@ def figures(turns: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         },
         "units_lent": {name: median(one["units_lent"] for one in each)
                        for name, each in turns.items()},
-        "step_ms": {name: _step_ms(each) for name, each in turns.items()},
+        "lent": all(one["units_lent"] for each in turns.values() for one in each),
+        "step_ms": {name: _median_ms(each, "steps_ms") for name, each in turns.items()},
+        "steady_ms": {name: _median_ms(each, "steady_ms") for name, each in turns.items()},
         "returned": all(one["returned"] for each in turns.values() for one in each),
     }  # fmt: skip
 
@@ -103,13 +106,16 @@ def line(load: str, name: str, found: dict[str, Any]) -> str:
         f"{over['high']:.2f}, {found['rounds']} rounds)"
     )
     if steps is not None and theirs is not None:
-        text += f"; median step meanwhile {steps:.1f} ms, the paper's {theirs:.1f} ms"
+        text += (
+            f"; median step meanwhile {steps:.1f} ms, the paper's {theirs:.1f} ms, before the "
+            f"burst {found['steady_ms'][name]:.1f} ms"
+        )
     return text
 
 
-def _step_ms(turns: list[dict[str, Any]]) -> float | None:
-    """Median step on the way back; ``None`` on an idle replica."""
-    steps = [step for one in turns for step in one["steps_ms"]]
+def _median_ms(turns: list[dict[str, Any]], when: str) -> float | None:
+    """Median step on the way back or before the burst; ``None`` on an idle replica."""
+    steps = [step for one in turns for step in one[when]]
     return median(steps) if steps else None
 
 

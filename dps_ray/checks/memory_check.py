@@ -1,5 +1,6 @@
 """``dps-ray check memory``: no history of orders loses a byte, and every safety rule is needed."""
 
+import signal
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,8 @@ def _outcome(*arguments: Any, **options: Any) -> SoakOutcome:
     try:
         return run_apart(run_soak, *arguments, **options)
     except ProcessDiedError as error:
+        if error.signal not in (signal.SIGSEGV, signal.SIGBUS):
+            raise
         return SoakOutcome(None, broken=str(error))
 
 

@@ -1,17 +1,30 @@
 """Runs soaks in processes of their own: one that reads memory which is gone ends alone."""
 
 import multiprocessing
+import signal
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from typing import ParamSpec, TypeVar
+from multiprocessing.connection import Connection
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class ProcessDiedError(Exception):
-    """The process of a function ended before the function did."""
+    """The process of a function ended before the function did.
+
+    Parameters
+    ----------
+    name
+        Of the function.
+    exitcode
+        Negative: the signal that ended the process.
+    """
+
+    def __init__(self, name: str, exitcode: int) -> None:
+        self.signal = signal.Signals(-exitcode) if exitcode < 0 else None
+        cause = self.signal.name if self.signal else f"exit status {exitcode}"
+        super().__init__(f"the process of {name} died: {cause}")
 
 
 def run_apart(function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
@@ -23,11 +36,34 @@ def run_apart(function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R
     ------
     ProcessDiedError
         When its process died, as of a signal.
+    Exception
+        That of the function.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dps_ray.checks.soak_run"])
-    with ProcessPoolExecutor(1, context) as pool:
-        try:
-            return pool.submit(function, *args, **options).result()
-        except BrokenProcessPool as error:
-            raise ProcessDiedError(f"the process of {function.__name__} died") from error
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, function, args, options))
+    process.start()
+    sender.close()
+    try:
+        result, failure = receiver.recv()
+    except EOFError:
+        process.join()
+        raise ProcessDiedError(function.__name__, process.exitcode or 0) from None
+    process.join()
+    if failure is not None:
+        raise failure
+    answer: R = result
+    return answer
+
+
+def _answer(
+    sender: Connection, function: Callable[..., Any], args: Any, options: dict[str, Any]
+) -> None:
+    answer: Any = None
+    failure: Exception | None = None
+    try:
+        answer = function(*args, **options)
+    except Exception as error:
+        failure = error
+    sender.send((answer, failure))

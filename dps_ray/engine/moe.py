@@ -81,9 +81,9 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
     ) -> Any:
         if self.w13 is None and self.w2 is None:
             return super().apply_monolithic(layer, x, router_logits, input_ids)
+        # On CPU vLLM lets torch.compile trace into its experts.
         if not torch.compiler.is_compiling():
             return self._compute(layer, x, router_logits)
-        # On CPU vLLM lets torch.compile trace into its experts.
         return torch.ops.vllm.dps_experts(x, router_logits, self.prefix)
 
     def _compute(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:

@@ -63,10 +63,10 @@ class FusedExperts:
     """
 
     def __init__(self, w13: Planes, w2: Planes, dtype: torch.dtype) -> None:
+        assert w13.lower is not None
+        assert w2.lower is not None
+        self._addresses = [w13.lower.data_ptr(), w2.lower.data_ptr()]
         fast13, fast2 = (planes._replace(lower=None) for planes in (w13, w2))
-        self._addresses = [
-            planes.lower.data_ptr() for planes in (w13, w2) if planes.lower is not None
-        ]
         self._full = dps_kernels.prepare_moe(w13, w2, dtype)
         self._fast = dps_kernels.prepare_moe(fast13, fast2, dtype)
 

@@ -13,7 +13,7 @@ from dps_ray.scheduling.sum_manager import SumManager
 from dps_ray.status import EngineStatus
 
 PERIOD_S = 0.02
-"""Longest age of the counters on the page of an engine that computes."""
+"""Counters on the page of an engine that computes are as old as this and one step at most."""
 
 
 class StatusPublisher:

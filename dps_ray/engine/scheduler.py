@@ -20,7 +20,7 @@ from dps_ray.engine.publisher import StatusPublisher
 from dps_ray.engine.rank_reports import RankReports
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Mode, Pin
-from dps_ray.scheduling.block_precision import BlockPrecision, Written
+from dps_ray.scheduling.block_precision import BlockPrecision, Written, goes_on
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
@@ -210,8 +210,8 @@ class ElasticScheduling(_Mixin):
         starts |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         for name, tokens in output.num_scheduled_tokens.items():
             start, end = starts[name], starts[name] + tokens
-            if mode is Mode.FULL and all(0 < start % size <= size - tokens for size in sizes):
-                continue  # it goes on in blocks that tokens before it have marked
+            if goes_on(mode, start, tokens, sizes):
+                continue
             blocks: list[int] = []
             previous: list[int] = []
             for manager in managers:

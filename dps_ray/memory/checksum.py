@@ -4,8 +4,8 @@ The bytes are read as rows of 512 little-endian 64-bit words, the last row fille
 the checksum is ``sum(row_weight[r] * column_weight[c] * mixed(word[r, c]))`` modulo 2**64, with
 ``mixed(word) = word ^ (word >> 29)``. All weights are odd and the mixing can be undone: a change
 within one word is always found. Weights differ, so words in the wrong place and changes of several
-words nearly always are: without the mixing, two flipped top bits would always cancel each other,
-whatever the weights; with it, any two flipped bits do so less than once in 2**29 pairs of words.
+words are nearly always found. Without the mixing two flipped top bits would always cancel each
+other, whatever the weights; with it, two flipped bits do so about once in 2**29 pairs of words.
 
 The sum of a piece is the sum over its rows, so bytes can be summed piece by piece while they are
 still in the cache. The compiled kernels sum rows some three times as fast as NumPy; either releases

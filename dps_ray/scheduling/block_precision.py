@@ -18,6 +18,24 @@ class Written:
     that still has it (a sliding window may have dropped it); ``None`` at the start."""
 
 
+def goes_on(mode: Mode, start: int, tokens: int, block_sizes: Iterable[int]) -> bool:
+    """Whether ``BlockPrecision.note_step`` need not hear of this part of a step.
+
+    A full pass that stays within blocks which earlier tokens have begun leaves their marks as they
+    are.
+
+    Parameters
+    ----------
+    mode
+        Of the step.
+    start, tokens
+        The request's first token in the step, and how many follow from it on.
+    block_sizes
+        Tokens of a block, in each group of layers.
+    """
+    return mode is Mode.FULL and all(0 < start % size <= size - tokens for size in block_sizes)
+
+
 class BlockPrecision:
     """Tells KV blocks that are full precision throughout from all others.
 

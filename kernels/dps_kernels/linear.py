@@ -76,6 +76,8 @@ def prepare_linear(planes: Planes, dtype: torch.dtype) -> Callable[[Tensor, Tens
             y: Tensor = op(x, upper, lower, e5m2, row_shift, bias)
         except RuntimeError:
             _check(x, planes, bias)
+            if x.dtype != dtype:
+                raise TypeError(f"x is {x.dtype}: the weight was prepared for {dtype}") from None
             raise
         return y
 

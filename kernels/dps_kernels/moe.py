@@ -82,6 +82,8 @@ def prepare_moe(
             y: Tensor = op(x, *weights, topk_weights, topk_ids)
         except RuntimeError:
             _check(x, w13, w2, topk_weights, topk_ids)
+            if x.dtype != dtype:
+                raise TypeError(f"x is {x.dtype}: the weight was prepared for {dtype}") from None
             raise
         return y
 

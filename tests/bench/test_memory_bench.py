@@ -103,7 +103,10 @@ def test_a_return_without_dwell_that_is_slower_than_the_papers_fails(
 ) -> None:
     times_s = {OURS: waits_s, NO_DWELL: ours_s, PAPER: 0.1}
     turns = {
-        name: [{"return_s": each, "units_lent": 9, "steps_ms": [], "returned": True}] * 3
+        name: [
+            {"return_s": each, "units_lent": 9, "steps_ms": [], "steady_ms": [], "returned": True}
+        ]
+        * 3
         for name, each in times_s.items()
     }
     found = figures(turns)

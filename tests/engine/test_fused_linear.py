@@ -1,17 +1,20 @@
-"""A split linear layer under the default kernel, eager and traced, against float64."""
+"""Split layers under the default kernel: experts, and linear ones eager and traced."""
 
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import dps_kernels
 import pytest
 import torch
 from torch.nn import Parameter
 
 from dps_ray.config import DpsOptions
 from dps_ray.engine import rank as ranks
+from dps_ray.engine.ops import FusedExperts
 from dps_ray.engine.quantization import DpsHeadMethod, DpsLinearMethod, register_quantization
 from dps_ray.engine.rank import Rank
+from dps_ray.engine.split_weight import encode_weight, place_fused
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.memory.geometry import plan_geometry
 from dps_ray.modes import Mode
@@ -42,13 +45,17 @@ def split_layer(rank: Rank, method: DpsLinearMethod, weight: torch.Tensor) -> to
     layer = torch.nn.Module()
     layer.weight = Parameter(weight.clone(), requires_grad=False)
     method.process_weights_after_loading(layer)
+    build_region(rank)
+    return layer
+
+
+def build_region(rank: Rank) -> None:
     rank.build_region(
         plan_geometry(
             kv_bytes=1 << 20, residual_bytes=rank.arena.used_bytes, block_bytes=1 << 16,
             granularity_bytes=rank.arena.driver.granularity_bytes, unit_bytes=None,
         )
     )  # fmt: skip
-    return layer
 
 
 def assert_close(
@@ -83,6 +90,34 @@ def test_fused_layer_equals_float64_in_both_modes(
             rank.mode = mode
             assert_close(method.apply(layer, x, bias), x, values, bias)
             assert_close(method.apply(layer, x), x, values, torch.zeros_like(bias))
+
+
+def test_experts_read_lower_bytes_only_where_both_weights_may_be_read(rank: Rank) -> None:
+    dtype = torch.bfloat16
+    split = []
+    for name, shape in (("w13", (4, 128, 96)), ("w2", (4, 96, 64))):
+        encoded = encode_weight(
+            f"model.layers.0.mlp.experts.{name}", normal(*shape, dtype=dtype, seed=4) * 0.05
+        )
+        assert encoded is not None
+        split.append(place_fused(encoded))
+    build_region(rank)
+    planes = [weight.planes_full() for weight in split]
+    fast = [each._replace(lower=None) for each in planes]
+    experts = FusedExperts(*planes, dtype)
+    x, ids = normal(3, 96, dtype=dtype, seed=5), torch.tensor([[0, 1], [2, 3], [1, 2]])
+    weights = torch.full((3, 2), 0.5)
+    in_full, in_fast = (dps_kernels.moe(x, *each, weights, ids) for each in (planes, fast))
+    assert not torch.equal(in_full, in_fast)
+    rank.mode = Mode.FULL
+    assert torch.equal(experts(x, weights, ids), in_full)
+    rank.mode = Mode.FAST
+    addresses = [weight.lower.data_ptr() for weight in split]
+    for readable in ([], addresses[:1], addresses[1:]):
+        rank._full_addresses = frozenset(readable)
+        assert torch.equal(experts(x, weights, ids), in_fast)
+    rank._full_addresses = frozenset(addresses)
+    assert torch.equal(experts(x, weights, ids), in_full)
 
 
 def test_output_head_without_a_packed_gemm_equals_float64(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from dps_kernels import PACKED, ROW_MAJOR, isa, library, linear, preferred_layout
+from dps_kernels import PACKED, ROW_MAJOR, isa, library, linear, preferred_layout, prepare_linear
 
 from tests.kernels import packed_cases
 from tests.kernels.weights import nested, normal, planes
@@ -60,5 +60,8 @@ def test_no_tokens_and_bad_arguments():
         linear(torch.empty(2, 96, dtype=bf16), weight, torch.empty(63))
     with pytest.raises(ValueError, match="fmt is 'int8'"):
         linear(torch.empty(2, 96, dtype=bf16), weight._replace(fmt="int8"))
+    if library.has_packed():
+        with pytest.raises(TypeError, match=r"x is torch.float32: the weight was prepared for"):
+            prepare_linear(weight, bf16)(torch.empty(2, 96), None)
     with pytest.raises(ValueError, match="lower has shape"):
         linear(torch.empty(2, 96, dtype=bf16), weight._replace(lower=weight.lower[:32]))

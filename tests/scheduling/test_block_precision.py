@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_ray.modes import Mode
-from dps_ray.scheduling.block_precision import BlockPrecision, Written
+from dps_ray.scheduling.block_precision import BlockPrecision, Written, goes_on
 
 BLOCK_TOKENS = 4
 
@@ -77,3 +77,42 @@ def test_full_blocks_are_those_before_the_first_fast_token(steps: list[tuple[Mod
     for index, block in enumerate(blocks):
         held = min((index + 1) * BLOCK_TOKENS, len(modes))
         assert precision.is_full(block) == (held <= first_fast)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(list(Mode)), st.integers(1, 12)), min_size=1, max_size=12
+    )
+)
+def test_what_goes_on_in_begun_blocks_changes_no_mark(steps: list[tuple[Mode, int]]) -> None:
+    """Two groups of layers, of different block sizes; every step is told, or those that count."""
+    told, spared = BlockPrecision(), BlockPrecision()
+    sizes = (BLOCK_TOKENS, 2 * BLOCK_TOKENS)
+    tables: tuple[list[int], ...] = ([], [])
+    start = 0
+    for mode, tokens in steps:
+        end = start + tokens
+        written: list[int] = []
+        previous: list[int] = []
+        for group, (size, table) in enumerate(zip(sizes, tables, strict=True)):
+            fresh = [1000 * group + index for index in range(len(table), -(-end // size))]
+            for precision in (told, spared):
+                precision.given_out(fresh)
+            table += fresh
+            written += table[start // size :]
+            previous += table[(start - 1) // size :][:1] if start else []
+        step = [Written(written, previous if start else None)]
+        told.note_step(mode, step)
+        if not goes_on(mode, start, tokens, sizes):
+            spared.note_step(mode, step)
+        start = end
+        blocks = [*tables[0], *tables[1]]
+        assert [told.is_full(b) for b in blocks] == [spared.is_full(b) for b in blocks]
+
+
+def test_a_full_step_within_a_begun_block_goes_on_and_no_other_does() -> None:
+    assert goes_on(Mode.FULL, 5, 3, (4,))
+    assert not goes_on(Mode.FULL, 5, 4, (4,))
+    assert not goes_on(Mode.FULL, 4, 1, (4,))
+    assert not goes_on(Mode.FAST, 5, 1, (4,))
+    assert not goes_on(Mode.FULL, 8, 1, (16, 4))
