@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import ray
@@ -26,6 +27,7 @@ from dps_ray.fleet.reporting import ReportOptions
 from dps_ray.models.tiny import make_tiny
 from dps_ray.report import Report
 
+AUTH_MODE = "RAY_AUTH_MODE"
 CALM_TIMEOUT_S = 150.0
 """Two steps down with ``calm_s`` before each, and the engines' ends."""
 STEADY_S = 15.0
@@ -56,15 +58,10 @@ def check_autoscaling(
     """
     report = Report("check autoscaling")
     model = make_tiny("qwen3", root)
-    # As the fleet's own processes: a token that other clusters have left must not count.
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     with running_fleet(burst_config(), str(model)) as fleet:
         fleet.wait_until_ready(START_TIMEOUT_S, lambda line: say(f"... {line}"))
-        ray.init(address=fleet.address, log_to_driver=False, configure_logging=False)
-        try:
+        with _connected(fleet.address):
             looks, records = asyncio.run(_run(fleet.url, load, say))
-        finally:
-            ray.shutdown()
     judge(
         report,
         looks,
@@ -77,6 +74,22 @@ def check_autoscaling(
         draw_autoscaling(picture, looks, BASE_BLOCKS, "a real fleet in a recorded burst", records)
     say(text(report.figures))
     return report
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[None]:
+    """Connect to a Ray cluster without a token, whatever other clusters have left."""
+    left = os.environ.get(AUTH_MODE)
+    os.environ[AUTH_MODE] = "disabled"
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        yield
+    finally:
+        ray.shutdown()
+        if left is None:
+            del os.environ[AUTH_MODE]
+        else:
+            os.environ[AUTH_MODE] = left
 
 
 async def _run(

@@ -74,6 +74,8 @@ def broken_promises(looks: Sequence[Look], seen_after_s: float) -> list[str]:
     broken = []
     for before, look in pairwise(looks):
         for name, state in before.states.items():
+            # Before it was first seen nothing is known: so long ago it may have been free.
+            free_at_s.setdefault(name, before.time_s)
             if not (state.restoring or state.full_requests):
                 free_at_s[name] = before.time_s
         broken += [

@@ -101,19 +101,23 @@ class Watch:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Look within the block."""
-        looking = asyncio.create_task(self._look())
-        try:
+        """Look within the block, which ends at once where that fails.
+
+        Raises
+        ------
+        ExceptionGroup
+            Ray does not tell the counts of replicas, or the block itself raised.
+        """
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look())
             yield
-        finally:
             looking.cancel()
-            with suppress(asyncio.CancelledError):
-                await looking
 
     async def _look(self) -> None:
         while True:
-            # Nothing is killed here: an answer that fails to come in two seconds is only late.
-            with suppress(httpx.TransportError):
+            # Nothing is killed here: an answer that fails to come in two seconds is only late, and
+            # what Serve refuses under load the next look gets.
+            with suppress(httpx.HTTPError):
                 response = await self._http.get("/dps/status", timeout=2.0)
                 status = response.raise_for_status().json()
                 counts = await asyncio.to_thread(_counts)

@@ -101,6 +101,17 @@ def test_replica_that_long_had_to_stay_must_not_leave(busy: dict[str, Any]) -> N
     assert broken_promises(long, SEEN_AFTER_S) == ["a"]
 
 
+@pytest.mark.parametrize("busy", [{"restoring": True}, {"full_requests": 2}])
+def test_replica_that_had_to_stay_from_the_first_look_on_must_not_leave(
+    busy: dict[str, Any],
+) -> None:
+    held, gone = {"a": state("a", **busy)}, frozenset({"a"})
+    short = [look(0, states=held), look(1, leaving=gone)]
+    long = [*(look(t, states=held) for t in (0, 1, 2, 3)), look(4, leaving=gone)]
+    assert broken_promises(short, SEEN_AFTER_S) == []
+    assert broken_promises(long, SEEN_AFTER_S) == ["a"]
+
+
 def test_replica_is_blamed_once_and_others_are_not() -> None:
     both = {"a": state("a"), "b": state("b", restoring=True)}
     looks = [look(0, states={"b": state("b")}), *(look(t, states=both) for t in range(1, 6))]
