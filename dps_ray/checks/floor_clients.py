@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,15 @@ DEADLINE_S = 120.0
 """Every request must have been answered by then, refusals and pauses included, seconds."""
 SETTLE_S = 2.5
 """Two heartbeats of a replica, and the age of the controller's status."""
-COUNTERS = ("tokens_full", "tokens_fast", "switches_to_fast")
+SETTLED_WITHIN_S = 30.0
+"""On a machine with much else to do heartbeats come late, but by then they have come."""
+TOKENS = ("tokens_full", "tokens_fast")
+COUNTERS = (*TOKENS, "switches_to_fast")
 REASON_CHARS = 200
+POLL_S = 0.1
+
+Counters = dict[str, dict[str, int]]
+"""``COUNTERS`` by replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,10 @@ class Answer:
     """Why it was not answered; empty when it was."""
     took_s: float = 0.0
 
+    def told_of(self, name: str) -> int:
+        """One of ``TOKENS``; 0 if it was not told."""
+        return self.told[name] if self.told is not None else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -66,9 +78,18 @@ class Outcome:
 
     answers: list[Answer]
     """By number of the prompt."""
-    replicas: dict[str, dict[str, int]]
-    """``COUNTERS`` of each replica, without what it had counted before."""
+    replicas: Counters
+    """Without what had been counted before."""
     took_s: float
+
+    @property
+    def told_as_counted(self) -> bool:
+        """What the answers tell of their tokens is what the replicas counted."""
+        return all(
+            sum(answer.told_of(name) for answer in self.answers)
+            == sum(counted[name] for counted in self.replicas.values())
+            for name in TOKENS
+        )
 
 
 async def ask_fleet(url: str, model: str, load: FloorLoad, say: Callable[[str], None]) -> Outcome:
@@ -99,7 +120,7 @@ async def ask_fleet(url: str, model: str, load: FloorLoad, say: Callable[[str], 
     async with httpx.AsyncClient(
         base_url=url, limits=limits, timeout=None, trust_env=False
     ) as http:
-        before = await _counters(http)
+        before = await _settled_counters(http)
         started_s = time.monotonic()
         for wave, start in enumerate(range(0, load.requests, load.wave)):
             numbers = range(start, min(start + load.wave, load.requests))
@@ -118,13 +139,19 @@ async def ask_fleet(url: str, model: str, load: FloorLoad, say: Callable[[str], 
             if wave % 5 == 4:
                 say(f"{numbers.stop} of {load.requests} requests ended")
         took_s = time.monotonic() - started_s
-        await asyncio.sleep(SETTLE_S)
-        after = await _counters(http)
-    replicas = {
+        deadline_s = time.monotonic() + SETTLED_WITHIN_S
+        while True:
+            outcome = Outcome(answers, _since(before, await _counters(http)), took_s)
+            if outcome.told_as_counted or time.monotonic() > deadline_s:
+                return outcome
+            await asyncio.sleep(POLL_S)
+
+
+def _since(before: Counters, after: Counters) -> Counters:
+    return {
         name: {key: value - before.get(name, {}).get(key, 0) for key, value in counted.items()}
         for name, counted in after.items()
     }
-    return Outcome(answers, replicas, took_s)
 
 
 def _body(model: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
@@ -152,8 +179,9 @@ async def ask(http: httpx.AsyncClient, answer: Answer, body: dict[str, Any]) -> 
                 await asyncio.sleep(pause_s)
     except TimeoutError:
         answer.failure = f"hung: not ended after {DEADLINE_S:g} s"
-    except httpx.TransportError as error:
-        answer.failure = f"{type(error).__name__}: {error}"
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        # An answer that is no JSON, or not an API's, is a failure like any other.
+        answer.failure = f"{type(error).__name__}: {error}"[:REASON_CHARS]
     answer.took_s = time.monotonic() - started_s
 
 
@@ -203,12 +231,26 @@ def _take(answer: Answer, part: dict[str, Any]) -> None:
 async def _until_fast(http: httpx.AsyncClient) -> None:
     deadline_s = time.monotonic() + FAST_WITHIN_S
     while time.monotonic() < deadline_s:
-        if all(state["mode"] == Mode.FAST for state in (await _states(http)).values()):
-            return
-        await asyncio.sleep(0.1)
+        # A status that comes late must not end the requests that are open.
+        with suppress(httpx.HTTPError):
+            modes = [state["mode"] for state in (await _states(http)).values()]
+            if modes and all(mode == Mode.FAST for mode in modes):
+                return
+        await asyncio.sleep(POLL_S)
 
 
-async def _counters(http: httpx.AsyncClient) -> dict[str, dict[str, int]]:
+async def _settled_counters(http: httpx.AsyncClient) -> Counters:
+    """What each replica has counted, once nobody has told anything new for ``SETTLE_S``."""
+    deadline_s = time.monotonic() + SETTLED_WITHIN_S
+    counted = await _counters(http)
+    while True:
+        await asyncio.sleep(SETTLE_S)
+        earlier, counted = counted, await _counters(http)
+        if counted == earlier or time.monotonic() > deadline_s:
+            return counted
+
+
+async def _counters(http: httpx.AsyncClient) -> Counters:
     """What each replica has counted, as it last told the controller."""
     states = await _states(http)
     return {

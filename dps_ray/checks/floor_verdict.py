@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dps_ray.checks.floor_clients import FULL_WAIT_S, Answer, Outcome
+from dps_ray.checks.floor_clients import FULL_WAIT_S, TOKENS, Answer, Outcome
 from dps_ray.report import Report, aligned
 
 PATIENCE_S = 10.0
@@ -33,7 +33,7 @@ def judge(report: Report, outcome: Outcome, reference: Tokens, max_tokens: int) 
     numbered = list(enumerate(outcome.answers))
     insisting = [(n, a) for n, a in numbered if a.insists]
     others = [(n, a) for n, a in numbered if not a.insists]
-    fast = [(n, a) for n, a in others if _told(a, "tokens_fast")]
+    fast = [(n, a) for n, a in others if a.told_of("tokens_fast")]
 
     def equal(answers: Iterable[tuple[int, Answer]]) -> int:
         return sum(answer.tokens == list(reference[number]) for number, answer in answers)
@@ -56,14 +56,7 @@ def judge(report: Report, outcome: Outcome, reference: Tokens, max_tokens: int) 
             for a in outcome.answers
         ),
     )
-    report.check(
-        "what the answers tell is what the replicas counted",
-        all(
-            sum(_told(a, name) for a in outcome.answers)
-            == sum(counted[name] for counted in outcome.replicas.values())
-            for name in ("tokens_full", "tokens_fast")
-        ),
-    )
+    report.check("what the answers tell is what the replicas counted", outcome.told_as_counted)
     report.check(
         "meanwhile every replica went fast",
         bool(outcome.replicas)
@@ -87,10 +80,7 @@ def judge(report: Report, outcome: Outcome, reference: Tokens, max_tokens: int) 
         return {
             "floor": name,
             "requests": len(answers),
-            **{
-                key: sum(_told(a, key) for _, a in answers)
-                for key in ("tokens_full", "tokens_fast")
-            },
+            **{key: sum(a.told_of(key) for _, a in answers) for key in TOKENS},
             "as_16_bit": equal(answers),
             "refusals": sum(len(a.refusals) for _, a in answers),
             "slowest_s": round(max((a.took_s for _, a in answers), default=0.0), 2),
@@ -98,8 +88,8 @@ def judge(report: Report, outcome: Outcome, reference: Tokens, max_tokens: int) 
 
     report.figures["floors"] = [
         row("full", lambda a: a.insists),
-        row("any, all tokens full", lambda a: not a.insists and not _told(a, "tokens_fast")),
-        row("any, some fast", lambda a: not a.insists and _told(a, "tokens_fast") > 0),
+        row("any, all tokens full", lambda a: not a.insists and not a.told_of("tokens_fast")),
+        row("any, some fast", lambda a: not a.insists and a.told_of("tokens_fast") > 0),
     ]
     report.figures["refusals"] = {
         "count": len(refusals),
@@ -123,7 +113,3 @@ def table(report: Report) -> str:
     )
     lines += [f"{count} x {reason}" for reason, count in report.figures["failures"].items()]
     return "\n".join(lines)
-
-
-def _told(answer: Answer, name: str) -> int:
-    return answer.told[name] if answer.told is not None else 0

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 
 import httpx
+import pytest
 
 from dps_ray.checks.floor_clients import Answer, ask
 
@@ -74,3 +75,18 @@ def test_stream_that_breaks_off_or_ends_with_an_error_is_a_failure() -> None:
     refused = Answer(insists=False, stream=True)
     asked(refused, events(json.dumps({"error": {"message": "the replica died"}}), "[DONE]"))
     assert "the replica died" in refused.failure
+
+
+@pytest.mark.parametrize(
+    ("reply", "word"),
+    [
+        (httpx.Response(200, text="<html>"), "JSONDecodeError"),
+        (httpx.Response(200, json={"object": "error"}), "choices"),
+        (httpx.Response(200, json=["choices"]), "TypeError"),
+        (httpx.Response(503, headers={"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}), "2026"),
+    ],
+)
+def test_answer_that_is_not_the_apis_is_a_failure(reply: httpx.Response, word: str) -> None:
+    answer = Answer(insists=True, stream=False)
+    asked(answer, reply)
+    assert word in answer.failure
