@@ -76,14 +76,18 @@ class FleetView:
         self.version = publication.snapshot.version
         outdated = publication.freshness != self._freshness
         self._freshness = publication.freshness
+        changed: list[str] = []
         for entry in publication.snapshot.entries:
             if entry.state is not None:
                 self._table.apply(entry.state, now_s, entry.age_s or 0.0)
-                if entry.replica_id in self._columns.index and not outdated:
-                    self._refresh(entry.replica_id, now_s)
-        self._table.forget(now_s, self._freshness)
+                changed.append(entry.replica_id)
+        changed += [state.replica_id for state in self._table.forget(now_s, self._freshness)]
         if outdated:
             self._refresh_all(now_s)
+            return
+        for replica_id in changed:
+            if replica_id in self._columns.index:
+                self._refresh(replica_id, now_s)
 
     def offer(self, peers: Sequence[Peer], now_s: float) -> None:
         """Take over the replicas that Serve offers; requests on any other are forgotten."""

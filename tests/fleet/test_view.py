@@ -1,6 +1,7 @@
 """A router's knowledge: publications, age, and its own requests on top."""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -12,7 +13,7 @@ from dps_ray.fleet.policies import ModeAware, Policy, PowerOfTwo
 from dps_ray.fleet.publication import Publication
 from dps_ray.fleet.routing import Peer, Reason, Tier
 from dps_ray.fleet.snapshot import Entry, FleetSnapshot, FreshnessOptions, Standing
-from dps_ray.fleet.state import ReplicaState
+from dps_ray.fleet.state import Health, ReplicaState
 from dps_ray.fleet.view import FleetView
 
 from .builders import replica_state
@@ -107,6 +108,15 @@ def test_publication_that_does_not_mention_a_replica_leaves_what_is_known_of_it(
     view.merge(publication(replica_state("a"), replica_state("b")), 10.0)
     view.merge(publication(replica_state("a", sequence=2), version=2), 11.0)
     assert {reason.tier for reason in reasons(view, 11.5).values()} == {Tier.READY}
+
+
+@pytest.mark.parametrize("health", [Health.DEAD, Health.DRAINING])
+def test_replica_that_has_left_counts_as_unheard_once_it_is_forgotten(health: Health) -> None:
+    view = view_of("a", "b")
+    view.merge(publication(replica_state("a", health=health)), 0.0)
+    assert reasons(view, 59.0)["a"].tier is Tier.EXCLUDED
+    view.merge(publication(replica_state("b"), version=2), 61.0)
+    assert reasons(view, 61.0)["a"].tier is Tier.UNKNOWN
 
 
 def test_policy_comes_from_the_controller() -> None:
