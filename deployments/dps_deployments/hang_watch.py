@@ -19,7 +19,7 @@ class HangWatch:
     ask
         Ends when every rank has answered.
     read_step
-        Something that changes with every step; ``None`` where that is not known.
+        Something that changes again and again while steps end; ``None`` where that is not known.
     limit_s
         Longest time without an answer and without a step, seconds.
     clock

@@ -113,7 +113,7 @@ class ReplicaProbe:
         return None
 
     def _age_s(self, status: EngineStatus) -> float:
-        """How old is what the page says: an engine with work publishes at every step."""
+        """How old is what the page says: an engine with work publishes every 20 ms."""
         now_s = self._clock()
         if status.sequence != self._page_sequence or not self._has_work():
             self._page_sequence, self._current_at_s = status.sequence, now_s

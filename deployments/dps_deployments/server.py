@@ -127,7 +127,8 @@ class DpsLLMServer(LLMServer):
             raise
 
     def _steps(self) -> int | None:
-        """Publications so far: the scheduler makes one for every step."""
+        """Publications so far: one when modes, units, requests, a pin or a fault change, else one
+        for every 20 ms of stepping."""
         status = self._page.read() if self._page is not None else None
         return status.sequence if status is not None else None
 

@@ -29,14 +29,16 @@ def test_burst_on_both_replicas_makes_one_fast_where_half_may_be_and_both_withou
     assert most_fast == 2, "the burst does not press on both, and so proves nothing below"
     wait_for_mode(cluster, "full")
     cluster.configure({"budget": {"max_fast_replica_share": 0.5}})
-    until(lambda: allowances(cluster) == 1)
-    most_fast, shown = asyncio.run(burst(api, cluster))
+    try:
+        until(lambda: allowances(cluster) == 1)
+        most_fast, shown = asyncio.run(burst(api, cluster))
+    finally:
+        cluster.configure({})
     told_fast = [sum(state["mode"] == "fast" for state in states) for states in shown]
     record_property("most_fast", most_fast)
     record_property("statuses", len(shown))
     assert most_fast == max(told_fast) == 1
     assert any(denied_and_pressed(states) for states in shown)
-    cluster.configure({})
     until(lambda: all(state["may_go_fast"] for state in live_states(cluster)))
 
 
