@@ -109,6 +109,7 @@ def check_engine(
         # Two ranks need both cores.
         pairs = [check_modes(label, folder, 2) for label, folder in sharded.items()]
         if pairs:
+            pairs.append(check_shadow(folder, load_cycles // 50 + 1, home, ranks=2))
             _judge(pairs, run_parts(pairs, TIMEOUT_S), report, say)
     return report
 

@@ -14,19 +14,30 @@ LONG_BASE_BLOCKS = 72
 """Room for one request of 1,000 tokens below the low watermark."""
 
 
-def check_shadow(folder: Path, cycles: int, home: Path, options: Mapping[str, Any] = EXACT) -> Part:
+def check_shadow(
+    folder: Path,
+    cycles: int,
+    home: Path,
+    options: Mapping[str, Any] = EXACT,
+    ranks: int = 1,
+) -> Part:
     """Full/fast cycles under load, then their shadow.
 
     Parameters
     ----------
     home
         Folder for what the shadow has to follow.
+    ranks
+        Tensor-parallel ranks.
     """
     by_layer = options.get("return_by") == "layer"
-    what = "load, layer by layer" if by_layer else "load"
+    what = "load" + (", layer by layer" if by_layer else "") + (f" tp={ranks}" if ranks > 1 else "")
     tape = str(home / f"{what}.json")
+    spec = _spec(what, folder, LOAD_BASE_BLOCKS, dict(options))
     spec = replace(
-        _spec(what, folder, LOAD_BASE_BLOCKS, dict(options)),
+        spec,
+        kv_bytes=spec.kv_bytes // ranks,
+        tensor_parallel_size=ranks,
         scenario="cycles_under_load",
         arguments={"count": cycles, "tape": tape},
     )
