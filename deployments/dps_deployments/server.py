@@ -14,6 +14,7 @@ from dps_deployments.hang_watch import HangWatch, kill_engine
 from dps_deployments.hints import to_stats
 from dps_deployments.pinning import PinKeeper
 from dps_deployments.probe import ReplicaProbe
+from dps_deployments.rank_watch import RankWatch
 from dps_deployments.ray_adapter import engine_client, replica_identity, stop_flag
 from dps_deployments.reporter import report_forever
 from dps_deployments.revision import revision
@@ -79,8 +80,9 @@ class DpsLLMServer(LLMServer):
             self._steps,
             options.report.hung_after_s,
         )
+        self._ranks = RankWatch.of_this_replica()
         self._probe.engine_started(
-            engine_is_dead=lambda: bool(engine.errored),
+            engine_is_dead=lambda: bool(engine.errored) or self._has_lost_a_rank(),
             read_status=self._read_page if self._page is not None else None,
             has_work=engine.output_processor.has_unfinished_requests,
         )
@@ -116,6 +118,13 @@ class DpsLLMServer(LLMServer):
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's autoscaler hands to a policy of ``dps_autoscaling``."""
         return to_stats_for_scaling(self._probe.read())
+
+    def _has_lost_a_rank(self) -> bool:
+        lost = self._ranks.one_has_ended()
+        if lost:
+            # Its requests go elsewhere once the engine is dead, which takes vLLM seconds.
+            kill_engine()
+        return lost
 
     def _read_page(self) -> EngineStatus | None:
         assert self._page is not None, "the engine is elastic"
