@@ -9,12 +9,12 @@ from dps_ray.chaos.check import check_chaos
 from dps_ray.chaos.faults import Fault
 from dps_ray.chaos.load import LoadOptions
 from dps_ray.checks.engine_check import check_engine
-from dps_ray.checks.fleet_floor_check import check_fleet_floors
-from dps_ray.checks.floor_clients import FloorLoad
 from dps_ray.checks.memory_check import check_memory
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.cli.positive import require_positive
 from dps_ray.config import DpsConfigError
+from dps_ray.floors.check import check_fleet_floors
+from dps_ray.floors.clients import FloorLoad
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import TINY
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from dps_ray.checks.fleet_floor_check import sixteen_bit_answers
-from dps_ray.checks.floor_clients import FloorLoad, ask_fleet
-from dps_ray.checks.floor_verdict import judge, table
+from dps_ray.floors.check import sixteen_bit_answers
+from dps_ray.floors.clients import FloorLoad, ask_fleet
+from dps_ray.floors.verdict import judge, table
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import make_tiny
 from dps_ray.report import Report

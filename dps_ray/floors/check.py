@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dps_ray.chaos.fleet import MODEL, START_TIMEOUT_S, tiny_fleet
-from dps_ray.checks.floor_clients import FloorLoad, ask_fleet
-from dps_ray.checks.floor_verdict import judge, table
 from dps_ray.checks.process import run_engines
 from dps_ray.checks.specs import AMPLE_KV_BYTES, BLOCK_TOKENS, EXACT, EngineSpec, block_bytes
 from dps_ray.config import DpsConfigError
 from dps_ray.demo.fleet import running_fleet
+from dps_ray.floors.clients import FloorLoad, ask_fleet
+from dps_ray.floors.verdict import judge, table
 from dps_ray.models.tiny import make_tiny
 from dps_ray.report import Report
 

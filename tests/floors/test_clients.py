@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from dps_ray.checks.floor_clients import Answer, ask
+from dps_ray.floors.clients import Answer, ask
 
 WHOLE = {
     "choices": [{"token_ids": [7, 8]}],

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dps_ray.checks.floor_clients import FULL_WAIT_S, TOKENS, Answer, Outcome
+from dps_ray.floors.clients import FULL_WAIT_S, TOKENS, Answer, Outcome
 from dps_ray.report import Report, aligned
 
 PATIENCE_S = 10.0

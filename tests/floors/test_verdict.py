@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dps_ray.checks.floor_clients import Answer, Outcome, Refusal
-from dps_ray.checks.floor_verdict import judge, table
+from dps_ray.floors.clients import Answer, Outcome, Refusal
+from dps_ray.floors.verdict import judge, table
 from dps_ray.report import Report
 
 REFERENCE = [[1, 2, 3]] * 4
