@@ -28,12 +28,18 @@ class RankWatch:
     def of_this_replica(cls) -> Self:
         """The ranks that descend from this process: all on CPUs with several of them, none of those
         that Ray runs as actors."""
-        children = psutil.Process().children(recursive=True)
-        return cls(child for child in children if RANK_TITLE in " ".join(child.cmdline()))
+        return cls(filter(_is_rank, psutil.Process().children(recursive=True)))
 
     def one_has_ended(self) -> bool:
         """Whether the engine has lost a rank; costs some ten microseconds a rank."""
         return any(_has_ended(rank) for rank in self._ranks)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return RANK_TITLE in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _has_ended(process: psutil.Process) -> bool:

@@ -30,10 +30,14 @@ def test_a_killed_rank_is_noticed_before_its_parent_asks_for_it() -> None:
 
 def test_only_ranks_among_the_children_are_watched() -> None:
     other = subprocess.Popen([sys.executable, "-c", SLEEPS])
-    rank = subprocess.Popen([sys.executable, "-c", SLEEPS, f"{RANK_TITLE}_TP1"])
+    title = f"{RANK_TITLE}_TP1"
+    rank = subprocess.Popen([sys.executable, "-c", SLEEPS, title])
     try:
-        watch = RankWatch.of_this_replica()
+        # A child bears its parent's command line until it has become another program.
+        while title not in psutil.Process(rank.pid).cmdline():
+            time.sleep(0.01)
         other.kill()
+        watch = RankWatch.of_this_replica()
         other.wait()
         assert not watch.one_has_ended()
         rank.kill()
