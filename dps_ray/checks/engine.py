@@ -75,6 +75,13 @@ class Engine:
         """One engine step; the outputs it produced."""
         return self.llm.llm_engine.step()
 
+    def prefill(self) -> None:
+        """Step until every request has its first token."""
+        while self.scheduler.waiting or any(
+            not request.num_output_tokens for request in self.scheduler.running
+        ):
+            self.step()
+
     def finish(self, names: Sequence[str]) -> dict[str, Any]:
         """Step until the named requests have ended; the final outputs of these and of others."""
         missing, done = set(names), {}

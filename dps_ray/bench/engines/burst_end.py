@@ -40,13 +40,11 @@ def burst_end(
     engine.return_to_full()
     steady_ms: list[float] = []
     kept = engine.start(residents, engine.spec.max_model_len - 256)
-    while _prefilling(engine):
-        engine.step()
+    engine.prefill()
     if residents:
         steady_ms = [_timed_step_ms(engine) for _ in range(20)]
     burst = engine.start(fillers, 128)
-    while _prefilling(engine):
-        engine.step()
+    engine.prefill()
     for _ in range(steps_decoding):
         engine.step()
     lent = engine.status.units_kv
@@ -74,12 +72,6 @@ def _timed_step_ms(engine: Engine) -> float:
     began_s = time.perf_counter()
     engine.step()
     return (time.perf_counter() - began_s) * 1e3
-
-
-def _prefilling(engine: Engine) -> bool:
-    return bool(engine.scheduler.waiting) or any(
-        not request.num_output_tokens for request in engine.scheduler.running
-    )
 
 
 def _restore_throttled() -> None:

@@ -16,10 +16,7 @@ def decode(engine: Engine, *, prompts: list[list[int]], tokens: int) -> dict[str
     The clock starts when every prompt has its first token: prefill is not part of the speed.
     """
     names = engine.start(prompts, tokens)
-    while engine.scheduler.waiting or any(
-        not request.num_output_tokens for request in engine.scheduler.running
-    ):
-        engine.step()
+    engine.prefill()
     made = sum(request.num_output_tokens for request in engine.scheduler.running)
     began_s = time.perf_counter()
     engine.finish(names)
