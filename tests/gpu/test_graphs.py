@@ -1,6 +1,6 @@
 """Real CUDA graphs, one set a mode, on vLLM's V1 and V2 runners.
 
-What the engine does around a capture is tested without a GPU in ``tests/engine/test_mode_graphs``;
+What the engine does around a capture is tested without a GPU in ``tests/engine/mode_graphs``;
 here real graphs are captured and replayed, and must give what the same engine gives without them.
 """
 

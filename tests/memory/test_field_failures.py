@@ -10,7 +10,7 @@ One test a failure; the docstring says in which system it was seen. These have t
 - preemption collapse, growth under a watermark: ``../engine/test_async_scheduler.py``
 - pinned memory over budget: ``../engine/test_rank.py``, ``test_arena_and_backup.py``
 - accuracy of 8-bit experts: ``../kernels/test_moe.py``
-- second set of graphs, its memory and time: ``../engine/test_mode_graphs.py``,
+- second set of graphs, its memory and time: ``../engine/mode_graphs``,
   ``../engine/test_graph_book.py``
 - handles never released: ``test_cuda_driver_life.py``
 - stale registrations of communication buffers: none needed, they never lie in units

@@ -13,11 +13,14 @@ import torch
 import vllm.compilation.cuda_graph as wrappers
 import vllm.compilation.monitor as monitor
 import vllm.v1.worker.gpu.cudagraph_utils as managers
+from vllm.config import CUDAGraphMode
 from vllm.platforms import current_platform
 
 from dps_ray.modes import Mode
 
 POOL = "the one pool"
+SIZES = [1, 2, 4, 8]
+FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
 
 
 class Recorder:
