@@ -5,11 +5,11 @@ touch it. When it dies Serve starts another, which knows the fleet again after o
 meanwhile replicas keep serving and routers keep routing on what they know.
 """
 
-import asyncio
-import contextlib
 import logging
 import socket
 import time
+from dataclasses import asdict
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,28 @@ from fastapi.responses import HTMLResponse
 from ray import serve
 
 from dps_deployments.admin_calls import AdminCalls, admin_api
-from dps_deployments.admin_listener import AdminListener
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
+from dps_deployments.direct_calls import DirectCalls
+from dps_deployments.direct_client import KEEP_ALIVE_S
 from dps_deployments.explanations import Explanations
+from dps_deployments.fleet_calls import FleetCalls
+from dps_deployments.listener import Listener, host_and_port
+from dps_deployments.ray_adapter import node_ip
 from dps_ray.config import DpsConfigError
 from dps_ray.fleet.aggregate import FleetAggregate
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.orders import FLEET
-from dps_ray.fleet.publication import ControllerOptions, Publication, parse_controller_options
-from dps_ray.fleet.snapshot import FreshnessOptions
+from dps_ray.fleet.publication import ControllerOptions, parse_controller_options
 from dps_ray.fleet.state import ReplicaState
 from dps_ray.fleet.tally import RouterReport
+from dps_ray.fleet.ways import Access
 from dps_ray.modes import Floor
 
-MAX_WAIT_S = 30.0
+ADMIN_KEEP_ALIVE_S = 2
 STATUS_AGE_S = 0.25
 """An answer to ``GET /status`` is handed out for so long: whoever may ask cannot take the loop that
 answers replicas for more than one encoding each."""
-NOT_FOR_ROUTERS = {"snapshot": {"entries": {"__all__": {"state": {"orders"}}}}}
-"""Left out of publications: every replica carries all orders, and no router reads them."""
 PAGE = Path(__file__).with_name("page.html")
 PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
@@ -62,10 +64,22 @@ class FleetController:
             # one before it.
             first_version=int(time.time() * 1000),
         )
-        self._changed = asyncio.Event()
-        self._listeners = 0
         self._explanations = Explanations(self._coordinator)
-        self._admin = AdminListener(admin_api(AdminCalls(self._coordinator)))
+        self._calls = FleetCalls(self._coordinator, self._explanations)
+        self._by_handle = 0
+        self._direct_calls = DirectCalls(self._calls)
+        self._direct = Listener(
+            self._direct_calls,
+            section="direct",
+            purpose="calls of replicas and routers",
+            keep_alive_s=KEEP_ALIVE_S,
+        )
+        self._admin = Listener(
+            admin_api(AdminCalls(self._coordinator)),
+            section="admin",
+            purpose="admin calls",
+            keep_alive_s=ADMIN_KEEP_ALIVE_S,
+        )
         self._encoded = b""
         self._encoded_at_s = float("-inf")
 
@@ -93,52 +107,39 @@ class FleetController:
         self._config_error = None
         self._encoded_at_s = float("-inf")
         self._coordinator.reconfigure(options)
-        self._wake_listeners()
-        await self._admin.apply(options.admin)
+        self._calls.wake()
+        await self._admin.apply(options.admin.place)
+        direct = options.direct
+        place = (direct.host or node_ip(), direct.port) if direct.enabled else None
+        await self._direct.apply(place)
 
     async def report(self, state: dict[str, Any]) -> dict[str, Any]:
         """Take in one ``ReplicaState`` and return the ``Reply``, both in JSON form."""
-        before = self._aggregate.version
-        reply = self._coordinator.report(ReplicaState.model_validate(state))
-        if self._aggregate.version != before:
-            self._wake_listeners()
-        return reply.model_dump(mode="json")
+        self._by_handle += 1
+        return self._calls.report(ReplicaState.model_validate(state)).model_dump(mode="json")
 
     async def report_router(self, report: dict[str, Any]) -> dict[str, Any]:
         """Take in one ``RouterReport`` in JSON form; the answer names requests to look up."""
-        taken, wanted = self._explanations.take(RouterReport.model_validate(report))
-        self._coordinator.routers.note(taken)
-        return {"wanted": wanted}
+        self._by_handle += 1
+        return self._calls.report_router(RouterReport.model_validate(report))
 
     async def listen(self, version: int | None, timeout_s: float) -> dict[str, Any] | None:
-        """Answer with a ``Publication`` as soon as its version is not ``version``.
+        """See ``FleetCalls``."""
+        self._by_handle += 1
+        return await self._calls.listen(version, timeout_s)
 
-        Parameters
-        ----------
-        version
-            What the caller has; ``None`` for nothing.
-        timeout_s
-            Longest wait, seconds; capped at 30.
+    async def direct_access(self) -> dict[str, str] | None:
+        """Where the same calls are taken without Serve in between, as an ``Access``.
 
-        Returns
-        -------
-        dict or None
-            The publication in JSON form; ``None`` when the wait passed without a new one.
+        Only who may call handles learns the secret. ``None``: nowhere at this time.
         """
-        deadline_s = time.monotonic() + min(timeout_s, MAX_WAIT_S)
-        self._listeners += 1
-        try:
-            while True:
-                self._coordinator.tick()
-                if self._aggregate.version != version:
-                    publication = self._publication(version)
-                    return publication.model_dump(mode="json", exclude=NOT_FOR_ROUTERS)
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    return None
-                await self._wait_for_change(min(left_s, self._options.ageing.publish_period_s))
-        finally:
-            self._listeners -= 1
+        if self._direct.bound is None:
+            return None
+        host, port = self._direct.bound
+        if ip_address(host).is_unspecified:
+            host = node_ip()
+        url = f"http://{host_and_port(host, port)}"
+        return asdict(Access(url, self._direct_calls.secret))
 
     @status_api.get("/", response_class=HTMLResponse)
     async def page(self) -> HTMLResponse:
@@ -165,7 +166,7 @@ class FleetController:
             "uptime_s": time.monotonic() - self._started_at_s,
             "config": self._options,
             "config_error": self._config_error,
-            "listening_routers": self._listeners,
+            "listening_routers": self._calls.listeners,
             "reports": {key.value: count for key, count in self._aggregate.verdicts.items()},
             "orders": self._coordinator.orders,
             "pins_of_nobody": sorted(self._options.pins.keys() - known - {FLEET}),
@@ -173,6 +174,12 @@ class FleetController:
                 "node": socket.gethostname(),
                 "address": self._admin.address,
                 "fault": self._admin.fault,
+            },
+            "direct": {
+                "address": self._direct.address,
+                "fault": self._direct.fault,
+                "calls": self._direct_calls.answered,
+                "calls_by_handle": self._by_handle,
             },
             "leases": self._lease_status(),
             "budget": {
@@ -212,18 +219,6 @@ class FleetController:
     def _options(self) -> ControllerOptions:
         return self._coordinator.options
 
-    def _publication(self, since: int | None) -> Publication:
-        ageing = self._options.ageing
-        return Publication(
-            snapshot=self._aggregate.changes_since(since),
-            routing=self._options.routing,
-            dry_run=self._options.dry_run,
-            admission=self._options.admission,
-            freshness=FreshnessOptions(
-                stale_after_s=ageing.stale_after_s, forget_after_s=ageing.forget_after_s
-            ),
-        )
-
     def _lease_status(self) -> dict[str, Any]:
         book, now_s = self._coordinator.book, time.monotonic()
         return {
@@ -243,14 +238,6 @@ class FleetController:
             "revoked": book.revoked,
         }
 
-    def _wake_listeners(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _wait_for_change(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
-
 
 fleet_controller = serve.deployment(
     name=CONTROLLER_DEPLOYMENT,
@@ -258,6 +245,8 @@ fleet_controller = serve.deployment(
     # Every router holds one slot while it listens.
     max_ongoing_requests=10_000,
     ray_actor_options={"num_cpus": 0},
+    # A line for each report by the handle would cost more than the report.
+    logging_config={"enable_access_log": False},
     health_check_period_s=1,
     health_check_timeout_s=5,
     # A listening router is no reason to put off a shutdown.

@@ -2,24 +2,39 @@
 
 import asyncio
 import logging
+import time
 from typing import Any
 
-from dps_deployments.ray_adapter import CALL_ERRORS, resolve_method
+from dps_deployments.direct_client import CallFailedError, DirectClient, UnreachableError
+from dps_deployments.ray_adapter import CALL_ERRORS, METHOD_ERRORS, resolve_method
+from dps_ray.fleet.backoff import Backoff
+from dps_ray.fleet.ways import Access, Ways
 
 CONTROLLER_DEPLOYMENT = "FleetController"
 CALL_TIMEOUT_S = 2.0
-RETRY_PERIOD_S = 0.5
+RETRY_FIRST_S = 0.5
+RETRY_LONGEST_S = 2.0
+CLOSED_FIRST_S, CLOSED_LONGEST_S = 2.0, 60.0
+"""How long calls go by the handle before the controller's port is tried again."""
+FAILURES: tuple[type[BaseException], ...] = (*CALL_ERRORS, CallFailedError)
 
 logger = logging.getLogger("ray.serve")
 
 
 class ControllerUnavailableError(Exception):
-    """The controller did not answer; wait ``RETRY_PERIOD_S`` and call again."""
+    """The controller did not answer; wait as ``retries`` says and call again."""
+
+
+def retries(longest_s: float = RETRY_LONGEST_S) -> Backoff:
+    """How long a caller waits after calls that were not answered."""
+    return Backoff(RETRY_FIRST_S, max(RETRY_FIRST_S, longest_s))
 
 
 class ControllerClient:
     """One caller's connection to the controller.
 
+    Calls go directly to the controller's port, whose address and secret its handle tells, and by
+    the handle while that port cannot be reached or the controller, of an older release, has none.
     The handle is looked up again after every failure: a controller that was redeployed or moved
     is found, and nobody keeps the handle of a dead one. An outage is logged when it begins and
     when it ends, not at every failed call.
@@ -36,7 +51,10 @@ class ControllerClient:
         self._app = app
         self._caller = caller
         self._methods: dict[str, Any] = {}
+        self._direct = DirectClient()
+        self._ways = Ways(time.monotonic, Backoff(CLOSED_FIRST_S, CLOSED_LONGEST_S))
         self._down = False
+        self._shut_out = False
 
     async def report(self, state: dict[str, Any]) -> dict[str, Any]:
         """Push one ``ReplicaState`` and return the ``Reply``, both in JSON form.
@@ -74,17 +92,47 @@ class ControllerClient:
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         try:
             async with asyncio.timeout(timeout_s):
-                if method not in self._methods:
-                    self._methods[method] = await resolve_method(
-                        self._app, CONTROLLER_DEPLOYMENT, method
-                    )
-                answer = await self._methods[method].remote(*args)
-        except CALL_ERRORS as error:
+                answer = await self._by_either_way(method, args)
+        except FAILURES as error:
             self._methods.clear()
+            if isinstance(error, TimeoutError):
+                self._ways.unanswered()
             self._note_down(error)
             raise ControllerUnavailableError(str(error)) from error
         self._note_up()
         return answer
+
+    async def _by_either_way(self, method: str, args: tuple[Any, ...]) -> Any:
+        closed: UnreachableError | None = None
+        while (access := await self._access()) is not None:
+            try:
+                answer = await self._direct.call(access, method, args)
+            except UnreachableError as error:
+                if self._ways.lost():
+                    closed = error
+            else:
+                self._ways.reached()
+                self._note_direct()
+                return answer
+        answer = await self._by_handle(method, args)
+        if closed is not None:
+            self._note_shut_out(closed)
+        return answer
+
+    async def _access(self) -> Access | None:
+        if self._ways.should_ask:
+            try:
+                told = await self._by_handle("direct_access", ())
+            except METHOD_ERRORS:
+                # A controller of an older release.
+                told = None
+            self._ways.told(Access(**told) if told is not None else None)
+        return self._ways.access
+
+    async def _by_handle(self, method: str, args: tuple[Any, ...]) -> Any:
+        if method not in self._methods:
+            self._methods[method] = await resolve_method(self._app, CONTROLLER_DEPLOYMENT, method)
+        return await self._methods[method].remote(*args)
 
     def _note_down(self, error: BaseException) -> None:
         if not self._down:
@@ -100,3 +148,25 @@ class ControllerClient:
         if self._down:
             self._down = False
             logger.info("%s: fleet controller in application %r is back", self._caller, self._app)
+
+    def _note_shut_out(self, error: UnreachableError) -> None:
+        if not self._shut_out:
+            self._shut_out = True
+            logger.warning(
+                "%s: fleet controller in application %r answers by Serve's handle and not at its "
+                "own port (%s); going by the handle, which costs it several times as much: let "
+                "connections to `direct.address` of its status through, or set `direct.enabled` "
+                "of its user_config to false",
+                self._caller,
+                self._app,
+                error,
+            )
+
+    def _note_direct(self) -> None:
+        if self._shut_out:
+            self._shut_out = False
+            logger.info(
+                "%s: fleet controller in application %r is reached at its own port again",
+                self._caller,
+                self._app,
+            )

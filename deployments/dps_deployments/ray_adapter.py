@@ -15,7 +15,7 @@ require_supported_ray()
 import ray  # noqa: E402
 from ray import serve  # noqa: E402
 from ray._private.worker import global_worker  # noqa: E402
-from ray.exceptions import RayError  # noqa: E402
+from ray.exceptions import RayError, RayTaskError  # noqa: E402
 from ray.serve.exceptions import RayServeException  # noqa: E402
 from ray.serve.handle import DeploymentHandle  # noqa: E402
 from ray.serve.request_router import (  # noqa: E402
@@ -27,6 +27,7 @@ from ray.serve.request_router import (  # noqa: E402
 
 __all__ = [
     "CALL_ERRORS",
+    "METHOD_ERRORS",
     "PendingRequest",
     "ReplicaID",
     "ReplicaIdentity",
@@ -39,6 +40,7 @@ __all__ = [
     "engine_client",
     "kept_with",
     "node_id",
+    "node_ip",
     "replica_identity",
     "request_id",
     "resolve_method",
@@ -49,6 +51,9 @@ __all__ = [
 
 CALL_ERRORS: tuple[type[BaseException], ...] = (RayError, RayServeException, TimeoutError)
 """What a call to another deployment raises when that deployment is missing, dying or slow."""
+
+METHOD_ERRORS: tuple[type[BaseException], ...] = (RayTaskError,)
+"""Those of them that the other side itself has answered with, also where it has no such method."""
 
 _KEPT = "_dps_kept"
 T = TypeVar("T")
@@ -107,6 +112,11 @@ def stop_flag() -> Callable[[], bool]:
 def node_id() -> str:
     """Node that this process runs on."""
     return str(ray.get_runtime_context().get_node_id())
+
+
+def node_ip() -> str:
+    """IP address that the nodes of the cluster reach this process's node by."""
+    return str(ray.util.get_node_ip_address())
 
 
 async def resolve_method(app: str, deployment: str, method: str) -> DeploymentHandle:

@@ -8,14 +8,18 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from dps_deployments.controller_client import (
-    RETRY_PERIOD_S,
     ControllerClient,
     ControllerUnavailableError,
+    retries,
 )
 from dps_ray.fleet.coordinator import Reply
 from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.reporting import ReportOptions, ReportSchedule
 from dps_ray.fleet.state import ReplicaState
+
+RETRY_HEARTBEATS = 2.0
+"""A replica that is not answered calls again after so many heartbeats at most: a controller that is
+back knows a small fleet soon, and one that is slow gets fewer calls than from a healthy fleet."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -45,6 +49,7 @@ async def report_forever(
         Periods.
     """
     schedule = ReportSchedule(options)
+    pauses = retries(RETRY_HEARTBEATS * options.heartbeat_s)
     while True:
         obey()
         state = read()
@@ -58,13 +63,14 @@ async def report_forever(
             try:
                 reply = Reply.model_validate(await client.report(state.model_dump(mode="json")))
             except ControllerUnavailableError:
-                await asyncio.sleep(RETRY_PERIOD_S)
+                await asyncio.sleep(pauses.failed())
                 continue
             except ValidationError as error:
                 # To such a controller the replica is as good as alone; its engine is well.
                 logger.error("reply of another release is not understood: %s", error)
                 await asyncio.sleep(options.heartbeat_s)
                 continue
+            pauses.succeeded()
             permits.answered(reply, sent_at_s)
             schedule.delivered(state, time.monotonic())
             obey()

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from dps_deployments.beside import beside
 from dps_deployments.controller_client import (
-    RETRY_PERIOD_S,
     ControllerClient,
     ControllerUnavailableError,
+    retries,
 )
 from dps_deployments.hints import from_stats
 from dps_deployments.placing import Placing, placing_of
@@ -46,6 +46,7 @@ from dps_ray.modes import Floor
 
 LISTEN_S = 10.0
 REPORT_PERIOD_S = 1.0
+RETRY_PERIOD_S = 0.5
 GIVE_UP_PERIOD_S = 0.25
 """How often requests that wait for a first replica are looked at."""
 RANKS = 16
@@ -82,6 +83,7 @@ class DpsRouter(RequestRouter):
         self._client = ControllerClient(
             controller_app, caller=f"router of {self.app_name} ({revision})"
         )
+        self._pauses = retries()
         self._held: WeakSet[Placing] = WeakSet()
         self._drain = DrainRate()
         self._router_id = uuid.uuid4().hex[:12]
@@ -267,12 +269,13 @@ class DpsRouter(RequestRouter):
     async def _listen(self) -> None:
         try:
             answer = await self._client.listen(self._view.version, LISTEN_S)
+            self._pauses.succeeded()
             if answer is not None:
                 self._view.merge(Publication.model_validate(answer), time.monotonic())
                 beside(self.app_name).admission = self._view.admission
                 beside(self.app_name).serves_full = self._view.serves_full
         except ControllerUnavailableError:
-            await asyncio.sleep(RETRY_PERIOD_S)
+            await asyncio.sleep(self._pauses.failed())
         except ValidationError as error:
             logger.error("publication of another release is not understood: %s", error)
             await asyncio.sleep(LISTEN_S)

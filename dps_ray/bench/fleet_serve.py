@@ -1,4 +1,4 @@
-"""What the controller costs as it is deployed: reports and publications over Serve's handles.
+"""What the controller costs as it is deployed: reports and publications in, replies out.
 
 The controller is the real application on a Ray cluster of its own. Replicas are played: each sends
 one report a second, by the same client and in the same form as a real one, and waits for the reply
@@ -6,33 +6,36 @@ before it sends the next. A thousand of them share a few processes, where real o
 """
 
 import asyncio
+import json
 import os
 import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import psutil
 import ray
-from dps_deployments.app import build_controller
+from dps_deployments.controller import fleet_controller
 from dps_deployments.controller_client import (
     CONTROLLER_DEPLOYMENT,
-    RETRY_PERIOD_S,
     ControllerClient,
     ControllerUnavailableError,
+    retries,
 )
 from ray import serve
 
 from dps_ray.bench.fleet_cost import TRANSITION_EVERY, wire_state
 from dps_ray.modes import Mode
 
-APP = "dps-controller"
+HANDLE_REPLICAS = 200
+"""Replicas that report over Serve's handle for comparison: more than a few hundred overload it."""
 WARM_UP_S = 5
 START_DELAY_S = 1.0
 LISTEN_S = 1.0
+AUTH_VARIABLE = "RAY_AUTH_MODE"
 OBJECT_STORE_BYTES = 100 << 20
 
 
@@ -48,24 +51,32 @@ class ServeLoad:
     """Routers that listen to the controller, all in one process more."""
 
 
-def measure_serve(load: ServeLoad) -> dict[str, Any]:
+def measure_serve(load: ServeLoad) -> dict[str, dict[str, Any]]:
     """Share of one core that the controller's process takes, and how old states are on arrival.
 
     Returns
     -------
     dict
-        Rates, calls that were not answered in time (``refused``), shares of one core, and
-        milliseconds: ``round_trip`` from a report's sending to its
-        reply, ``router_age`` from there to the moment when a router has it.
+        ``direct``, for calls to the controller's own port, and ``handle``, for calls over Serve's
+        handles by a smaller fleet, each with rates, calls that were not answered in time
+        (``refused``), shares of one core, and milliseconds: ``round_trip`` from a report's sending
+        to its reply, ``router_age`` from there to the moment when a router has it. ``by_handle``
+        counts the calls over handles, which may not be the same as those that were meant to be.
     """
-    with _controller() as process:
+    fewer = replace(load, replicas=min(load.replicas, HANDLE_REPLICAS))
+    with _cluster():
+        return {"direct": _measure(load, "direct"), "handle": _measure(fewer, "handle")}
+
+
+def _measure(load: ServeLoad, way: str) -> dict[str, Any]:
+    with _controller(way) as process:
         share = -(-load.replicas // load.senders)
         actor = ray.remote(num_cpus=0)(_Player)
         senders = [
-            actor.remote(range(first, min(first + share, load.replicas)))
+            actor.remote(way, range(first, min(first + share, load.replicas)))
             for first in range(0, load.replicas, share)
         ]
-        listener = ray.remote(num_cpus=0)(_Listener).remote()
+        listener = ray.remote(num_cpus=0)(_Listener).remote(way)
         ray.get([player.ready.remote() for player in [*senders, listener]])
         begin_s = time.monotonic() + START_DELAY_S
         window = begin_s + WARM_UP_S, begin_s + WARM_UP_S + load.seconds
@@ -76,12 +87,14 @@ def measure_serve(load: ServeLoad) -> dict[str, Any]:
         time.sleep(max(0.0, window[1] - time.monotonic()))
         busy_s = _busy_s(process) - before_s
         played, router = ray.get(sent), ray.get(heard)
+        status = serve.get_deployment_handle(CONTROLLER_DEPLOYMENT, way).status.remote().result()
     trips_ms = np.concatenate([of.trips_ms for of in played])
     return {
         "replicas": load.replicas,
         "cores": os.cpu_count() or 1,
         "reports_per_s": len(trips_ms) / load.seconds,
         "refused": sum(of.refused for of in [*played, router]),
+        "by_handle": json.loads(status.body)["direct"]["calls_by_handle"],
         "publications_per_s": router.publications / load.seconds,
         "core_share": busy_s / load.seconds,
         "us_per_report": busy_s / len(trips_ms) * 1e6 if len(trips_ms) else None,
@@ -109,7 +122,7 @@ class _Heard:
 class _Player:
     """Some replicas; an actor. Times are monotonic seconds, the same in every process of a host."""
 
-    def __init__(self, numbers: Sequence[int]) -> None:
+    def __init__(self, controller_app: str, numbers: Sequence[int]) -> None:
         rng = np.random.default_rng(0)
         self._states = {
             number: [
@@ -118,7 +131,7 @@ class _Player:
             ]
             for number in numbers
         }
-        self._client = ControllerClient(APP, caller="played replicas")
+        self._client = ControllerClient(controller_app, caller="played replicas")
         self._trips_ms: list[float] = []
         self._refused = 0
 
@@ -144,6 +157,7 @@ class _Player:
         rng = random.Random(number)
         due_s = begin_s + rng.random()
         sequence = rng.randrange(TRANSITION_EVERY)
+        pauses = retries()
         while due_s < window[1]:
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             sequence += 1
@@ -155,8 +169,9 @@ class _Player:
                 )
             except ControllerUnavailableError:
                 self._refused += 1
-                await asyncio.sleep(RETRY_PERIOD_S)
+                await asyncio.sleep(pauses.failed())
                 continue
+            pauses.succeeded()
             now_s = time.monotonic()
             if window[0] <= now_s < window[1]:
                 self._trips_ms.append((now_s - sent_s) * 1e3)
@@ -167,8 +182,8 @@ class _Player:
 class _Listener:
     """Some routers that only listen; an actor."""
 
-    def __init__(self) -> None:
-        self._client = ControllerClient(APP, caller="played routers")
+    def __init__(self, controller_app: str) -> None:
+        self._client = ControllerClient(controller_app, caller="played routers")
         self._publications = self._refused = 0
         self._ages_ms: list[float] = []
 
@@ -188,13 +203,15 @@ class _Listener:
 
     async def _router(self, window: tuple[float, float]) -> None:
         version = None
+        pauses = retries()
         while time.monotonic() < window[1]:
             try:
                 publication = await self._client.listen(version, LISTEN_S)
             except ControllerUnavailableError:
                 self._refused += 1
-                await asyncio.sleep(RETRY_PERIOD_S)
+                await asyncio.sleep(pauses.failed())
                 continue
+            pauses.succeeded()
             if publication is None:
                 continue
             snapshot, now_s = publication["snapshot"], time.monotonic()
@@ -207,23 +224,37 @@ class _Listener:
 
 
 @contextmanager
-def _controller() -> Iterator[psutil.Process]:
-    """The controller's application on a cluster of its own, and the process that it runs in."""
+def _cluster() -> Iterator[None]:
+    """A Ray cluster of this benchmark's own."""
     # A token that another cluster has left must not count.
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-    )
+    before = os.environ.get(AUTH_VARIABLE)
+    os.environ[AUTH_VARIABLE] = "disabled"
     try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+        )
         serve.start(http_options={"location": "NoServer"})
-        serve.run(build_controller({}), name=APP, route_prefix="/dps")
-        yield _process_of(f"{APP}:{CONTROLLER_DEPLOYMENT}")
+        yield
     finally:
         # With the cluster Serve ends too.
         ray.shutdown()
+        if before is None:
+            del os.environ[AUTH_VARIABLE]
+        else:
+            os.environ[AUTH_VARIABLE] = before
+
+
+@contextmanager
+def _controller(way: str) -> Iterator[psutil.Process]:
+    """A controller in an application of that name, and the process that it runs in."""
+    options = {"direct": {"enabled": way == "direct"}}
+    app = fleet_controller.options(user_config=options).bind()
+    serve.run(app, name=way, route_prefix=f"/{way}")
+    yield _process_of(f"{way}:{CONTROLLER_DEPLOYMENT}")
+    serve.delete(way)
 
 
 def _process_of(replica: str) -> psutil.Process:

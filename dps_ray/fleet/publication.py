@@ -4,11 +4,11 @@ from ipaddress import ip_address
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -25,6 +25,20 @@ from dps_ray.modes import Pin
 DEFAULT_ADMIN_PORT = 8300
 
 
+def _no_name(host: str) -> str:
+    """To look a name up would block the controller, again with every try to listen."""
+    try:
+        ip_address(host)
+    except ValueError:
+        raise ValueError(
+            "give an IP address: 127.0.0.1 for the node itself, 0.0.0.0 for all its interfaces"
+        ) from None
+    return host
+
+
+Address = Annotated[str, AfterValidator(_no_name)]
+
+
 class AdminOptions(BaseModel):
     """Where admin calls are taken, and where the token is that they must bring; without one there
     are no such calls."""
@@ -35,34 +49,38 @@ class AdminOptions(BaseModel):
     """Environment variable of the controller's process that holds the token."""
     token_file: str | None = None
     """File that holds it, read at every call, so that it can be replaced at any time."""
-    host: str = "127.0.0.1"
+    host: Address = "127.0.0.1"
     """IP address, on the node of the controller, at which calls are taken. They travel unencrypted:
     another than the node itself needs a network that only operators reach."""
     port: Annotated[int, Field(ge=1, le=65535)] = DEFAULT_ADMIN_PORT
     """Port for them. No proxy of Serve leads there."""
 
     @property
-    def has_token(self) -> bool:
-        """Whether a token is named."""
-        return self.token_env is not None or self.token_file is not None
-
-    @field_validator("host")
-    @classmethod
-    def _no_name(cls, host: str) -> str:
-        """To look a name up would block the controller, again with every try to listen."""
-        try:
-            ip_address(host)
-        except ValueError:
-            raise ValueError(
-                "give an IP address: 127.0.0.1 for the node itself, 0.0.0.0 for all its interfaces"
-            ) from None
-        return host
+    def place(self) -> tuple[str, int] | None:
+        """Host and port; ``None`` where no token is named."""
+        if self.token_env is None and self.token_file is None:
+            return None
+        return self.host, self.port
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.token_env is not None and self.token_file is not None:
             raise ValueError("token_env and token_file are both given: keep one of the two")
         return self
+
+
+class DirectOptions(BaseModel):
+    """Where replicas and routers call the controller without Serve in between."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = True
+    """``false``: all calls go over Serve's handle, which costs the controller several times as
+    much for each."""
+    host: Address | None = None
+    """IP address, on the node of the controller. Default: the one that Ray knows the node by."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port; 0 for any that is free. Give one where a firewall must let it through."""
 
 
 class ControllerOptions(BaseModel):
@@ -85,6 +103,8 @@ class ControllerOptions(BaseModel):
 
     admin: AdminOptions = AdminOptions()
     """Who may give orders by calls."""
+    direct: DirectOptions = DirectOptions()
+    """Where the fleet's own calls are taken."""
     pins: dict[str, Pin] = {}
     """Mode pins by replica id, ``*`` for all others. A replica that is no longer named goes back to
     the pin it was started with."""
@@ -96,6 +116,10 @@ class ControllerOptions(BaseModel):
             raise ValueError(
                 f"leases.ttl_s ({ttl_s}) must be above ageing.stale_after_s ({stale_s}), or a "
                 "lease would run out before its holder counts as silent"
+            )
+        if self.direct.enabled and self.direct.port == self.admin.port:
+            raise ValueError(
+                f"direct.port and admin.port are both {self.admin.port}: give two ports"
             )
         return self
 

@@ -41,8 +41,11 @@ def test_controller_is_measured_as_it_is_deployed() -> None:
     # 1: on a busy machine some limit is not kept.
     assert done.returncode in (0, 1), done.stderr
     serve = json.loads(done.stdout)["serve"]
-    assert 10 < serve["reports_per_s"] < 25
-    assert 0.0 < serve["core_share"] < 1.0
-    assert serve["publications_per_s"] > 0
-    assert 0.0 < serve["round_trip_p50_ms"] <= serve["round_trip_p99_ms"]
-    assert 0.0 < serve["router_age_p50_ms"] <= serve["router_age_p99_ms"]
+    assert serve["direct"]["by_handle"] == 0
+    assert serve["handle"]["by_handle"] > 0
+    for figures in serve.values():
+        assert 10 < figures["reports_per_s"] < 25
+        assert 0.0 < figures["core_share"] < 1.0
+        assert figures["publications_per_s"] > 0
+        assert 0.0 < figures["round_trip_p50_ms"] <= figures["round_trip_p99_ms"]
+        assert 0.0 < figures["router_age_p50_ms"] <= figures["router_age_p99_ms"]

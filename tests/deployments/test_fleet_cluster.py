@@ -126,6 +126,39 @@ def test_dry_run_policy_shows_its_regret_and_moves_no_request(fleet: Fleet) -> N
     fleet.cluster.configure({})
 
 
+def test_fleet_calls_the_controllers_own_port_and_the_handle_while_that_is_closed(
+    fleet: Fleet,
+) -> None:
+    victim, other = fleet.pages
+    cluster = fleet.cluster
+
+    def in_a_second() -> tuple[int, int]:
+        """Calls at the port and by the handle."""
+        before = cluster.status()["direct"]
+        time.sleep(1.2)
+        after = cluster.status()["direct"]
+        return after["calls"] - before["calls"], after["calls_by_handle"] - before[
+            "calls_by_handle"
+        ]
+
+    def all_direct() -> bool:
+        direct, by_handle = in_a_second()
+        # Two replicas and their router at least.
+        return direct >= 3 and by_handle == 0
+
+    until(all_direct)
+    cluster.configure({"direct": {"enabled": False}})
+    until(lambda: cluster.status()["direct"]["address"] is None)
+    direct, by_handle = in_a_second()
+    assert direct == 0
+    assert by_handle >= 3
+    fleet.set(victim, RESTORING)
+    fleet.heard()
+    assert fleet.ask(40) == {other: 40}
+    cluster.configure({})
+    until(all_direct)
+
+
 def test_latest_decision_is_explained_in_the_status(fleet: Fleet) -> None:
     victim, other = fleet.pages
     fleet.set(victim, RESTORING)

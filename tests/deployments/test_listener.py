@@ -1,11 +1,11 @@
-"""Orders have a port of their own: taken, freed, moved and closed while the controller runs."""
+"""Ports of the controller's own: taken, freed, moved and closed while it runs."""
 
 import asyncio
 import socket
 from typing import Any
 
 import httpx
-from dps_deployments.admin_listener import AdminListener
+from dps_deployments.listener import Listener
 
 from dps_ray.fleet.publication import AdminOptions
 
@@ -21,8 +21,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def options(port: int, **changes: Any) -> AdminOptions:
-    return AdminOptions(**{"token_env": "SOME_TOKEN", "port": port, **changes})
+def place(port: int, **changes: Any) -> tuple[str, int] | None:
+    return AdminOptions(**{"token_env": "SOME_TOKEN", "port": port, **changes}).place
+
+
+def made() -> Listener:
+    return Listener(app, section="admin", purpose="admin calls", keep_alive_s=2)
 
 
 async def answers(port: int) -> bool:
@@ -33,7 +37,7 @@ async def answers(port: int) -> bool:
         return False
 
 
-async def listening(listener: AdminListener) -> None:
+async def listening(listener: Listener) -> None:
     async with asyncio.timeout(10.0):
         while listener.address is None:
             await asyncio.sleep(0.01)
@@ -42,18 +46,18 @@ async def listening(listener: AdminListener) -> None:
 def test_listener_moves_with_its_options_and_closes_with_the_token() -> None:
     async def run() -> None:
         first, second = free_port(), free_port()
-        listener = AdminListener(app)
-        await listener.apply(options(first, token_env=None))
+        listener = made()
+        await listener.apply(place(first, token_env=None))
         assert listener.address is None
-        await listener.apply(options(first))
+        await listener.apply(place(first))
         await listening(listener)
         assert listener.address == f"127.0.0.1:{first}"
         assert await answers(first)
-        await listener.apply(options(second))
+        await listener.apply(place(second))
         await listening(listener)
         assert await answers(second)
         assert not await answers(first)
-        await listener.apply(options(second, token_env=None))
+        await listener.apply(place(second, token_env=None))
         assert listener.address is None
         assert not await answers(second)
 
@@ -62,10 +66,10 @@ def test_listener_moves_with_its_options_and_closes_with_the_token() -> None:
 
 def test_taken_port_is_named_and_used_as_soon_as_it_is_free() -> None:
     async def run() -> None:
-        listener = AdminListener(app)
+        listener = made()
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
-            await listener.apply(options(port))
+            await listener.apply(place(port))
             await asyncio.sleep(0)
             assert listener.address is None
             assert f"admin.port is {port}: another process" in str(listener.fault)
@@ -80,8 +84,8 @@ def test_taken_port_is_named_and_used_as_soon_as_it_is_free() -> None:
 
 def test_address_of_no_interface_is_named() -> None:
     async def run() -> None:
-        listener = AdminListener(app)
-        await listener.apply(options(free_port(), host="192.0.2.1"))
+        listener = made()
+        await listener.apply(place(free_port(), host="192.0.2.1"))
         await asyncio.sleep(0)
         assert "admin.host is '192.0.2.1'" in str(listener.fault)
         await listener.close()

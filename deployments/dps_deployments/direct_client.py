@@ -1,0 +1,79 @@
+"""One caller's connection to the port on which the controller takes calls directly."""
+
+from typing import Any
+
+import httpx
+import pydantic_core
+
+from dps_ray.fleet.ways import Access
+
+CONNECT_TIMEOUT_S = 0.5
+"""Within the time of one call its caller must still be able to go by the handle."""
+KEEP_ALIVE_S = 150
+"""The controller keeps a connection open for so long, longer than its callers use an idle one: a
+call on a connection that is being closed would fail."""
+CALLER_KEEP_ALIVE_S = 120.0
+TIMEOUTS = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S).as_dict()
+"""How long the answer may take is the caller's to say."""
+FAILED_CALL = {413, 422, 500}
+"""Statuses with which the controller says that it is the right one and does not take the call."""
+
+
+def encode(value: Any) -> bytes:
+    """JSON of plain objects, in which numbers may be ``Infinity`` and ``NaN``."""
+    return pydantic_core.to_json(value, inf_nan_mode="constants")
+
+
+class UnreachableError(Exception):
+    """The controller is not there, or not any more."""
+
+
+class CallFailedError(Exception):
+    """The controller refuses this call."""
+
+
+class DirectClient:
+    """Sends calls and keeps the connection open between them.
+
+    It uses httpx's transport without its client, which doubles the cost of a call and logs a line
+    for each.
+    """
+
+    def __init__(self) -> None:
+        self._transport = httpx.AsyncHTTPTransport(
+            # The address is of plain HTTP; loading certificates would take 20 ms.
+            verify=False,
+            limits=httpx.Limits(keepalive_expiry=CALLER_KEEP_ALIVE_S),
+        )
+
+    async def call(self, access: Access, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a method with arguments in JSON form and return its answer.
+
+        Raises
+        ------
+        UnreachableError
+            No controller answers there, or another one than the access is for.
+        CallFailedError
+            The controller has taken the call and failed at it.
+        """
+        request = httpx.Request(
+            "POST",
+            f"{access.url}/{method}",
+            headers={"Authorization": f"Bearer {access.secret}"},
+            content=encode(args),
+            extensions={"timeout": TIMEOUTS},
+        )
+        try:
+            response = await self._transport.handle_async_request(request)
+            answer = await response.aread()
+        except httpx.TransportError as error:
+            raise UnreachableError(f"{type(error).__name__}: {error}") from error
+        status = response.status_code
+        if status in FAILED_CALL:
+            raise CallFailedError(f"{method}: {status} {answer[:1000].decode()}")
+        if status != 200:
+            raise UnreachableError(f"{method}: {status}")
+        try:
+            return pydantic_core.from_json(answer)
+        except ValueError as error:
+            raise UnreachableError(f"{method}: {error}") from error
