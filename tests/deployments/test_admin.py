@@ -76,3 +76,12 @@ def test_name_in_the_place_of_an_address_is_a_fault(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::1", "fe80::1%eth0"])
 def test_address_of_either_family_is_taken(host: str) -> None:
     assert parse_controller_options({"admin": {"host": host}}).admin.host == host
+
+
+def test_one_port_for_orders_and_for_the_fleets_calls_is_a_fault() -> None:
+    same = {"admin": {"port": 8301}, "direct": {"port": 8301}}
+    with pytest.raises(DpsConfigError, match=r"direct\.port and admin\.port are both 8301"):
+        parse_controller_options(same)
+    parse_controller_options({**same, "direct": {"port": 8301, "enabled": False}})
+    with pytest.raises(DpsConfigError, match=r"user_config\.direct\.host is 'head'"):
+        parse_controller_options({"direct": {"host": "head"}})
