@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dps_deployments.direct_client import CallFailedError, DirectClient, UnreachableError
@@ -45,11 +46,19 @@ class ControllerClient:
         Application the controller is deployed in.
     caller
         Name of the caller in the log.
+    resolve
+        Finds the handle of a method, as ``resolve_method`` does.
     """
 
-    def __init__(self, app: str, caller: str) -> None:
+    def __init__(
+        self,
+        app: str,
+        caller: str,
+        resolve: Callable[[str, str, str], Awaitable[Any]] = resolve_method,
+    ) -> None:
         self._app = app
         self._caller = caller
+        self._resolve = resolve
         self._methods: dict[str, Any] = {}
         self._direct = DirectClient()
         self._ways = Ways(time.monotonic, Backoff(CLOSED_FIRST_S, CLOSED_LONGEST_S))
@@ -131,7 +140,7 @@ class ControllerClient:
 
     async def _by_handle(self, method: str, args: tuple[Any, ...]) -> Any:
         if method not in self._methods:
-            self._methods[method] = await resolve_method(self._app, CONTROLLER_DEPLOYMENT, method)
+            self._methods[method] = await self._resolve(self._app, CONTROLLER_DEPLOYMENT, method)
         return await self._methods[method].remote(*args)
 
     def _note_down(self, error: BaseException) -> None:

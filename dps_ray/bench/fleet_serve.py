@@ -25,6 +25,7 @@ from dps_deployments.controller_client import (
     ControllerUnavailableError,
     retries,
 )
+from dps_deployments.ray_adapter import resolve_method
 from ray import serve
 
 from dps_ray.bench.fleet_cost import TRANSITION_EVERY, wire_state
@@ -33,6 +34,7 @@ from dps_ray.modes import Mode
 HANDLE_REPLICAS = 200
 """Replicas that report over Serve's handle for comparison: more than a few hundred overload it."""
 WARM_UP_S = 5
+STARTING = 4
 START_DELAY_S = 1.0
 LISTEN_S = 1.0
 AUTH_VARIABLE = "RAY_AUTH_MODE"
@@ -119,6 +121,20 @@ class _Heard:
     busy_s: float
 
 
+class _SharedHandles:
+    """Finds each handle once for all clients of a process."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, str], asyncio.Task[Any]] = {}
+
+    async def __call__(self, app: str, deployment: str, method: str) -> Any:
+        name = app, deployment, method
+        if name not in self._found:
+            self._found[name] = asyncio.create_task(resolve_method(*name))
+        # One caller that gives up must not end it for the others.
+        return await asyncio.shield(self._found[name])
+
+
 class _Player:
     """Some replicas; an actor. Times are monotonic seconds, the same in every process of a host."""
 
@@ -131,14 +147,25 @@ class _Player:
             ]
             for number in numbers
         }
-        self._client = ControllerClient(controller_app, caller="played replicas")
+        share = _SharedHandles()
+        # A connection for each, as of replicas in processes of their own; Serve's handles are
+        # shared, because each of them costs its process more than all else here.
+        self._clients = {
+            number: ControllerClient(controller_app, f"played replica {number}", share)
+            for number in numbers
+        }
         self._trips_ms: list[float] = []
         self._refused = 0
 
     async def ready(self) -> None:
-        """Return once the controller has answered."""
-        number = next(iter(self._states))
-        await self._client.report({**self._states[number][0], "sequence": 0})
+        """Return once the controller has answered all, few at a time: a fleet starts slowly."""
+        turns = asyncio.Semaphore(STARTING)
+
+        async def start(number: int) -> None:
+            async with turns:
+                await self._clients[number].report({**self._states[number][0], "sequence": 0})
+
+        await asyncio.gather(*(start(number) for number in self._states))
 
     async def play(self, begin_s: float, window: tuple[float, float]) -> _Played:
         """Report from ``begin_s`` to the window's end; what was answered within it counts."""
@@ -164,7 +191,7 @@ class _Player:
             state = self._states[number][sequence // TRANSITION_EVERY % 2]
             sent_s = time.monotonic()
             try:
-                await self._client.report(
+                await self._clients[number].report(
                     {**state, "sequence": sequence, "sent_at_s": sent_s},
                 )
             except ControllerUnavailableError:

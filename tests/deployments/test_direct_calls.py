@@ -92,7 +92,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 Play = Callable[[PlayedController, ControllerClient], Awaitable[None]]
 
 
-def played(monkeypatch: pytest.MonkeyPatch, play: Play) -> None:
+def played(play: Play) -> None:
     """Run a play of a controller that listens and one of its callers."""
 
     async def run() -> None:
@@ -108,10 +108,9 @@ def played(monkeypatch: pytest.MonkeyPatch, play: Play) -> None:
         async def resolve(app: str, deployment: str, method: str) -> Any:
             return Method(method)
 
-        monkeypatch.setattr(controller_client, "resolve_method", resolve)
         await controller.start()
         try:
-            await play(controller, ControllerClient("app", "a caller"))
+            await play(controller, ControllerClient("app", "a caller", resolve))
         finally:
             await controller.listener.close()
 
@@ -124,9 +123,7 @@ async def web() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def test_handle_is_asked_once_and_then_every_call_is_direct(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_handle_is_asked_once_and_then_every_call_is_direct() -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
         for sequence in range(1, 4):
             reply = Reply.model_validate(await client.report(state("a", sequence)))
@@ -141,10 +138,10 @@ def test_handle_is_asked_once_and_then_every_call_is_direct(
         assert controller.by_handle == ["direct_access"]
         assert controller.direct.answered == 6
 
-    played(monkeypatch, play)
+    played(play)
 
 
-def test_answer_comes_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_comes_in_one_piece() -> None:
     """Where it comes in two, the second waits 40 ms for the acknowledgement of the first."""
 
     async def play(controller: PlayedController, client: ControllerClient) -> None:
@@ -156,7 +153,7 @@ def test_answer_comes_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
             trips_s.append(time.monotonic() - sent_s)
         assert min(trips_s) < 0.03
 
-    played(monkeypatch, play)
+    played(play)
 
 
 def test_only_the_secret_opens_the_port_and_bodies_are_bounded(
@@ -180,22 +177,20 @@ def test_only_the_secret_opens_the_port_and_bodies_are_bounded(
         assert await status("/report", right, b" " * 1001) == 413
         assert controller.direct.answered == 0
 
-    played(monkeypatch, play)
+    played(play)
 
 
-def test_refused_report_is_the_callers_and_leaves_the_way_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refused_report_is_the_callers_and_leaves_the_way_open() -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
         with pytest.raises(ControllerUnavailableError, match="422"):
             await client.report({**state("a"), "mode": "slow"})
         await client.report(state("a"))
         assert controller.by_handle == ["direct_access"]
 
-    played(monkeypatch, play)
+    played(play)
 
 
-def test_restarted_controller_is_found_within_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_controller_is_found_within_one_call() -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
         await client.report(state("a"))
         # At the same place with another secret, and then at another place.
@@ -213,12 +208,10 @@ def test_restarted_controller_is_found_within_one_call(monkeypatch: pytest.Monke
             assert controller.by_handle == ["direct_access"]
             assert controller.direct.answered == 1
 
-    played(monkeypatch, play)
+    played(play)
 
 
-def test_dead_controller_is_unavailable_and_not_taken_for_an_old_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dead_controller_is_unavailable_and_not_taken_for_an_old_one() -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
         await client.report(state("a"))
         await controller.listener.close()
@@ -231,12 +224,10 @@ def test_dead_controller_is_unavailable_and_not_taken_for_an_old_one(
         await client.report(state("a", 3))
         assert controller.by_handle == ["direct_access"]
 
-    played(monkeypatch, play)
+    played(play)
 
 
-def test_port_that_is_blocked_is_named_once_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> None:
+def test_port_that_is_blocked_is_named_once_and_tried_again(said: list[str]) -> None:
     now_s = 0.0
 
     async def play(controller: PlayedController, client: ControllerClient) -> None:
@@ -261,13 +252,11 @@ def test_port_that_is_blocked_is_named_once_and_tried_again(
         assert controller.by_handle[6:] == ["direct_access"]
         assert controller.direct.answered == 1
 
-    played(monkeypatch, play)
+    played(play)
     assert "at its own port again" in said[1]
 
 
-def test_network_that_swallows_everything_leaves_time_for_the_handle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_network_that_swallows_everything_leaves_time_for_the_handle() -> None:
     class Swallowed(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             await asyncio.sleep(request.extensions["timeout"]["connect"])
@@ -278,13 +267,11 @@ def test_network_that_swallows_everything_leaves_time_for_the_handle(
         reply = Reply.model_validate(await client.report(state("a")))
         assert reply.verdict.accepted
 
-    played(monkeypatch, play)
+    played(play)
 
 
 @pytest.mark.parametrize("release", ["older", "closed"])
-def test_controller_without_a_port_is_called_by_its_handle(
-    monkeypatch: pytest.MonkeyPatch, release: str, said: list[str]
-) -> None:
+def test_controller_without_a_port_is_called_by_its_handle(release: str, said: list[str]) -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
         handle = controller.handle
 
@@ -301,7 +288,7 @@ def test_controller_without_a_port_is_called_by_its_handle(
             await client.report(state("a", sequence))
         assert [name for name in controller.by_handle if name == "report"] == ["report"] * 3
 
-    played(monkeypatch, play)
+    played(play)
     assert said == []
 
 
@@ -321,10 +308,10 @@ def test_slow_controller_is_unavailable_and_not_asked_once_more(
             await client.report(state("a", 2))
         assert controller.by_handle == ["direct_access"]
 
-    played(monkeypatch, play)
+    played(play)
 
 
-def test_router_that_has_gone_listens_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_router_that_has_gone_listens_no_longer() -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
         await client.report(state("a"))
         first = await client.listen(None, 1.0)
@@ -337,7 +324,7 @@ def test_router_that_has_gone_listens_no_longer(monkeypatch: pytest.MonkeyPatch)
             while controller.calls.listeners == 1:
                 await asyncio.sleep(0.01)
 
-    played(monkeypatch, play)
+    played(play)
 
 
 def test_router_gets_fifty_publications_a_second_at_most_and_the_first_at_once() -> None:
