@@ -131,7 +131,9 @@ class ControllerClient:
     async def _access(self) -> Access | None:
         if self._ways.should_ask:
             try:
-                told = await self._by_handle("direct_access", ())
+                # A router that listens waits longer for its answer than to learn of an outage.
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    told = await self._by_handle("direct_access", ())
             except METHOD_ERRORS:
                 # A controller of an older release.
                 told = None

@@ -35,6 +35,7 @@ HANDLE_REPLICAS = 200
 """Replicas that report over Serve's handle for comparison: more than a few hundred overload it."""
 WARM_UP_S = 5
 STARTING = 4
+START_TIMEOUT_S = 60.0
 START_DELAY_S = 1.0
 LISTEN_S = 1.0
 AUTH_VARIABLE = "RAY_AUTH_MODE"
@@ -162,10 +163,19 @@ class _Player:
         turns = asyncio.Semaphore(STARTING)
 
         async def start(number: int) -> None:
-            async with turns:
-                await self._clients[number].report({**self._states[number][0], "sequence": 0})
+            pauses = retries()
+            while True:
+                try:
+                    async with turns:
+                        await self._clients[number].report(
+                            {**self._states[number][0], "sequence": 0}
+                        )
+                    return
+                except ControllerUnavailableError:
+                    await asyncio.sleep(pauses.failed())
 
-        await asyncio.gather(*(start(number) for number in self._states))
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await asyncio.gather(*(start(number) for number in self._states))
 
     async def play(self, begin_s: float, window: tuple[float, float]) -> _Played:
         """Report from ``begin_s`` to the window's end; what was answered within it counts."""
