@@ -76,6 +76,9 @@ class DirectCalls:
             answer = await self._call(scope["path"], bytes(body), receive)
         except ValidationError as error:
             return 422, encode(str(error))
+        except asyncio.CancelledError:
+            # Of a router that listens, after a second's grace; it is told rather than cut off.
+            return 503, encode("this port is being closed")
         self.answered += 1
         return 200, encode(answer)
 

@@ -68,6 +68,7 @@ class Listener:
     async def close(self) -> None:
         """Stop listening; calls under way are answered."""
         task, self._task, self._place, self.fault = self._task, None, None, None
+        self.bound = None
         if task is None:
             return
         if self._server is not None:

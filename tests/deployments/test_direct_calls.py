@@ -327,6 +327,26 @@ def test_router_that_has_gone_listens_no_longer() -> None:
     played(play)
 
 
+def test_router_that_listens_goes_on_by_the_handle_when_the_port_closes(said: list[str]) -> None:
+    async def play(controller: PlayedController, client: ControllerClient) -> None:
+        await client.report(state("a"))
+        first = await client.listen(None, 1.0)
+        assert first is not None
+        listening = asyncio.create_task(client.listen(first["snapshot"]["version"], 20.0))
+        async with asyncio.timeout(5.0):
+            while controller.calls.listeners == 0:
+                await asyncio.sleep(0.01)
+            controller.access = None
+            await controller.listener.close()
+            while "listen" not in controller.by_handle:
+                await asyncio.sleep(0.01)
+            await client.report(state("b"))
+            assert await listening is not None
+
+    played(play)
+    assert said == []
+
+
 def test_router_gets_fifty_publications_a_second_at_most_and_the_first_at_once() -> None:
     async def run() -> None:
         controller = PlayedController()
