@@ -109,9 +109,11 @@ def played(play: Play) -> None:
             return Method(method)
 
         await controller.start()
+        client = ControllerClient("app", "a caller", resolve)
         try:
-            await play(controller, ControllerClient("app", "a caller", resolve))
+            await play(controller, client)
         finally:
+            await client._direct._transport.aclose()
             await controller.listener.close()
 
     asyncio.run(run())
