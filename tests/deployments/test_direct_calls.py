@@ -297,17 +297,19 @@ def test_controller_without_a_port_is_called_by_its_handle(release: str, said: l
 def test_slow_controller_is_unavailable_and_not_asked_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", 0.3)
 
     async def play(controller: PlayedController, client: ControllerClient) -> None:
         await client.report(state("a"))
 
         async def slow(path: str, body: bytes, receive: Any) -> Any:
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.5)
 
-        monkeypatch.setattr(controller.direct, "_call", slow)
-        with pytest.raises(ControllerUnavailableError):
-            await client.report(state("a", 2))
+        with monkeypatch.context() as patch:
+            patch.setattr(controller.direct, "_call", slow)
+            with pytest.raises(ControllerUnavailableError):
+                await client.report(state("a", 2))
+        await client.report(state("a", 3))
         assert controller.by_handle == ["direct_access"]
 
     played(play)
@@ -367,17 +369,16 @@ def test_router_gets_fifty_publications_a_second_at_most_and_the_first_at_once()
         listening = asyncio.create_task(router())
         await asyncio.sleep(2 * GATHER_S)
         quiet = len(told)
-        changed_s = time.monotonic()
         number = 0
         while not listening.done():
             number += 1
             controller.calls.report(ReplicaState.model_validate(state(f"r{number}")))
             await asyncio.sleep(0.001)
         await listening
-        at_s = [changed_s, *(t for t, _ in told[quiet:])]
-        assert at_s[1] - at_s[0] < GATHER_S
-        gaps_s = [later - earlier for earlier, later in itertools.pairwise(at_s[1:])]
+        # A change is reported every millisecond.
+        assert len(told[quiet][1]) <= 3
+        gaps_s = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(told[quiet:])]
         assert min(gaps_s) > 0.9 * GATHER_S
-        assert max(len(names) for _, names in told[quiet:]) > 1
+        assert max(len(names) for _, names in told[quiet:]) > 3
 
     asyncio.run(run())
