@@ -297,13 +297,13 @@ def test_controller_without_a_port_is_called_by_its_handle(release: str, said: l
 def test_slow_controller_is_unavailable_and_not_asked_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", 0.8)
 
     async def play(controller: PlayedController, client: ControllerClient) -> None:
         await client.report(state("a"))
 
         async def slow(path: str, body: bytes, receive: Any) -> Any:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.2)
 
         with monkeypatch.context() as patch:
             patch.setattr(controller.direct, "_call", slow)
