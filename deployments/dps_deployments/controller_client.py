@@ -137,7 +137,7 @@ class ControllerClient:
             except METHOD_ERRORS:
                 # A controller of an older release.
                 told = None
-            self._ways.told(Access(**told) if told is not None else None)
+            self._ways.told(Access(told["url"], told["secret"]) if told is not None else None)
         return self._ways.access
 
     async def _by_handle(self, method: str, args: tuple[Any, ...]) -> Any:

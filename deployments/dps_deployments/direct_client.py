@@ -66,7 +66,7 @@ class DirectClient:
         try:
             response = await self._transport.handle_async_request(request)
             answer = await response.aread()
-        except httpx.TransportError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
         status = response.status_code
         if status in FAILED_CALL:
