@@ -81,6 +81,12 @@ class FleetAggregate:
             self._unpublished = True
         return verdict
 
+    def lose(self, replica_id: str) -> None:
+        """A replica's connection broke: publish at once that it is dead until it is heard."""
+        if self._table.lose(replica_id):
+            self._changed_in[replica_id] = self._version + 1
+            self._publish()
+
     def reconfigure(self, options: AggregateOptions) -> None:
         """Change the options; readers get a new version."""
         self._options = options

@@ -112,6 +112,14 @@ class Coordinator:
             orders=self.orders,
         )
 
+    def lose(self, replica_id: str) -> None:
+        """Note that a replica's connection broke without a word: its process has most likely died.
+
+        Its lease and its allowance last on: a replica that was merely cut off may still use them.
+        """
+        self.aggregate.lose(replica_id)
+        self._figures = None
+
     def orders_known_in_s(self) -> float:
         """Time until every replica has told the orders it knows, seconds; 0 when it has.
 

@@ -19,6 +19,7 @@ class Standing(StrEnum):
     """Heard, but its figures were measured too long ago: they say nothing about now."""
     DRAINING = "draining"
     DEAD = "dead"
+    """It said so, which is final; or its connection broke, and it was not heard since."""
 
 
 class FreshnessOptions(BaseModel):
@@ -68,6 +69,8 @@ class Entry(BaseModel):
     age_s: float | None
     """Time since the state was measured, seconds; ``None`` when there is none."""
     state: ReplicaState | None
+    lost: bool = False
+    """Dead for as long as it is not heard: its connection to the controller broke."""
 
     @classmethod
     def cold(cls, replica_id: str) -> Self:

@@ -6,10 +6,10 @@ keeper's: no two clocks are ever compared.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from dps_ray.fleet.snapshot import Entry, FreshnessOptions, classify
+from dps_ray.fleet.snapshot import Entry, FreshnessOptions, Standing, classify
 from dps_ray.fleet.state import Health, ReplicaState
 
 
@@ -37,6 +37,8 @@ class _Record:
     """The keeper's clock when the state was current."""
     heard_at_s: float
     """The keeper's clock when it came."""
+    lost: bool = False
+    """Its connection broke since, and nothing was heard after that."""
 
 
 def transition_key(state: ReplicaState) -> tuple[object, ...]:
@@ -69,9 +71,17 @@ class StateTable:
             if known.state.health is Health.DEAD and state.health is not Health.DEAD:
                 return Verdict.AFTER_DEATH
         self._records[state.replica_id] = _Record(state, now_s - age_s, now_s)
-        if known is None or transition_key(state) != transition_key(known.state):
+        if known is None or known.lost or transition_key(state) != transition_key(known.state):
             return Verdict.TRANSITION
         return Verdict.REFRESH
+
+    def lose(self, replica_id: str) -> bool:
+        """Count a replica as dead until it is heard again; ``False``: that changes nothing."""
+        record = self._records.get(replica_id)
+        if record is None or record.lost or record.state.health is Health.DEAD:
+            return False
+        self._records[replica_id] = replace(record, lost=True)
+        return True
 
     def entry(self, replica_id: str, now_s: float, options: FreshnessOptions) -> Entry:
         """What is known about one replica; an unheard-of replica is a cold entry."""
@@ -81,9 +91,10 @@ class StateTable:
         age_s = max(0.0, now_s - record.measured_at_s)
         return Entry(
             replica_id=replica_id,
-            standing=classify(record.state, age_s, options),
+            standing=Standing.DEAD if record.lost else classify(record.state, age_s, options),
             age_s=age_s,
             state=record.state,
+            lost=record.lost,
         )
 
     def entries(self, now_s: float, options: FreshnessOptions) -> Iterator[Entry]:

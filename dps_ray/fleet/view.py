@@ -80,6 +80,8 @@ class FleetView:
         for entry in publication.snapshot.entries:
             if entry.state is not None:
                 self._table.apply(entry.state, now_s, entry.age_s or 0.0)
+                if entry.lost:
+                    self._table.lose(entry.replica_id)
                 changed.append(entry.replica_id)
         changed += [state.replica_id for state in self._table.forget(now_s, self._freshness)]
         if outdated:

@@ -9,8 +9,8 @@ from dps_ray.config import DpsConfigError
 from dps_ray.fleet.aggregate import AggregateOptions, FleetAggregate
 from dps_ray.fleet.publication import parse_controller_options
 from dps_ray.fleet.reporting import ReportOptions, ReportSchedule
-from dps_ray.fleet.snapshot import Standing
-from dps_ray.fleet.state import Health, ReplicaState
+from dps_ray.fleet.snapshot import Entry, Standing
+from dps_ray.fleet.state import Health
 from dps_ray.fleet.table import Verdict
 
 from .builders import replica_state
@@ -109,6 +109,22 @@ def test_death_is_final_and_outlasts_silence(fleet: FleetAggregate, clock: Clock
     assert standing(fleet) is Standing.DEAD
 
 
+def test_lost_connection_counts_as_death_until_the_next_report(fleet: FleetAggregate) -> None:
+    fleet.apply(replica_state(sequence=1))
+    version = fleet.version
+    fleet.lose("a")
+    assert standing(fleet) is Standing.DEAD
+    (told,) = fleet.changes_since(version).entries
+    assert told.lost
+    fleet.lose("a")
+    fleet.lose("never heard")
+    assert fleet.version == version + 1
+    assert fleet.apply(replica_state(sequence=1)) is Verdict.OUTDATED
+    assert standing(fleet) is Standing.DEAD
+    assert fleet.apply(replica_state(sequence=2)) is Verdict.TRANSITION
+    assert standing(fleet) is Standing.LIVE
+
+
 @pytest.mark.parametrize(
     ("health", "expected"),
     [(Health.STARTING, Standing.COLD), (Health.DRAINING, Standing.DRAINING)],
@@ -191,9 +207,10 @@ class FleetMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.fleet = FleetAggregate(AggregateOptions(), self.clock)
         self.latest: dict[str, tuple[int, bool, float]] = {}
+        self.lost: set[str] = set()
         self.last_version = self.fleet.version
         self.read_version: int | None = None
-        self.read: dict[str, ReplicaState | None] = {}
+        self.read: dict[str, Entry] = {}
 
     @rule(
         replica_id=st.sampled_from("abc"),
@@ -210,6 +227,14 @@ class FleetMachine(RuleBasedStateMachine):
         assert accepted == expected
         if accepted:
             self.latest[replica_id] = (sequence, dead, self.clock.now_s)
+            self.lost.discard(replica_id)
+
+    @rule(replica_id=st.sampled_from("abc"))
+    def lose(self, replica_id: str) -> None:
+        self.fleet.lose(replica_id)
+        _, dead, _ = self.latest.get(replica_id, (0, True, 0.0))
+        if not dead:
+            self.lost.add(replica_id)
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 2.0, 70.0]))
     def wait(self, seconds: float) -> None:
@@ -219,6 +244,7 @@ class FleetMachine(RuleBasedStateMachine):
         for replica_id, (_, _, at_s) in list(self.latest.items()):
             if self.clock.now_s - at_s > limit_s:
                 del self.latest[replica_id]
+                self.lost.discard(replica_id)
 
     @invariant()
     def snapshot_tells_the_latest_accepted_reports(self) -> None:
@@ -229,7 +255,8 @@ class FleetMachine(RuleBasedStateMachine):
             assert entry.state is not None
             assert entry.state.sequence == sequence
             assert entry.age_s == pytest.approx(self.clock.now_s - at_s)
-            assert (entry.standing is Standing.DEAD) == dead
+            assert entry.lost == (replica_id in self.lost)
+            assert (entry.standing is Standing.DEAD) == (dead or entry.lost)
 
     @rule()
     def read_changes(self) -> None:
@@ -237,14 +264,15 @@ class FleetMachine(RuleBasedStateMachine):
         was published."""
         changes = self.fleet.changes_since(self.read_version)
         self.read_version = changes.version
-        self.read.update({entry.replica_id: entry.state for entry in changes.entries})
-        current = {entry.replica_id: entry.state for entry in self.fleet.snapshot().entries}
-        for replica_id, state in current.items():
-            held = self.read[replica_id]
-            assert held is not None
-            assert state is not None
+        self.read.update({entry.replica_id: entry for entry in changes.entries})
+        for entry in self.fleet.snapshot().entries:
+            held = self.read[entry.replica_id]
+            assert held.state is not None
+            assert entry.state is not None
             # Figures may wait for their period; a transition never does.
-            assert (held.restoring, held.health) == (state.restoring, state.health)
+            assert held.lost == entry.lost
+            assert held.state.restoring == entry.state.restoring
+            assert held.state.health is entry.state.health
 
     @invariant()
     def versions_never_go_back(self) -> None:

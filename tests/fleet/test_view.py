@@ -75,6 +75,20 @@ def test_figures_that_are_reported_again_and_again_grow_old_in_the_router_too() 
         assert reasons(view, float(second))["a"].tier is expected
 
 
+def test_replica_whose_connection_broke_gets_nothing_until_it_is_heard_again() -> None:
+    view = view_of("a", "b")
+    view.merge(publication(replica_state("a"), replica_state("b")), 0.0)
+    lost = Entry(
+        replica_id="a", standing=Standing.DEAD, age_s=0.1, state=replica_state("a"), lost=True
+    )
+    telling = publication(version=2)
+    snapshot = telling.snapshot.model_copy(update={"entries": (lost,)})
+    view.merge(telling.model_copy(update={"snapshot": snapshot}), 0.1)
+    assert [view.decide(0.1, limit=9).order for _ in range(20)] == [("b",)] * 20
+    view.merge(publication(replica_state("a", sequence=5), version=3), 0.2)
+    assert set(view.decide(0.2, limit=9).order) == {"a", "b"}
+
+
 def test_unheard_replica_is_a_candidate_of_which_nothing_is_known() -> None:
     assert reasons(view_of("new"), 0.0)["new"].tier is Tier.UNKNOWN
 
