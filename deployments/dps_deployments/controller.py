@@ -180,6 +180,7 @@ class FleetController:
                 "fault": self._direct.fault,
                 "calls": self._direct_calls.answered,
                 "calls_by_handle": self._by_handle,
+                "attending": self._calls.attending.total(),
             },
             "leases": self._lease_status(),
             "budget": {

@@ -61,6 +61,7 @@ class ControllerClient:
         self._resolve = resolve
         self._methods: dict[str, Any] = {}
         self._direct = DirectClient()
+        self._attending: asyncio.Task[None] | None = None
         self._ways = Ways(time.monotonic, Backoff(CLOSED_FIRST_S, CLOSED_LONGEST_S))
         self._down = False
         self._shut_out = False
@@ -68,12 +69,21 @@ class ControllerClient:
     async def report(self, state: dict[str, Any]) -> dict[str, Any]:
         """Push one ``ReplicaState`` and return the ``Reply``, both in JSON form.
 
+        From then on a connection stays open by whose end the controller learns that this process
+        has died, where calls go directly.
+
         Raises
         ------
         ControllerUnavailableError
             The controller did not take it.
         """
-        return dict(await self._call("report", state, timeout_s=CALL_TIMEOUT_S))
+        reply = dict(await self._call("report", state, timeout_s=CALL_TIMEOUT_S))
+        access = self._ways.access
+        if access is not None and (self._attending is None or self._attending.done()):
+            self._attending = asyncio.create_task(
+                self._direct.attend(access, str(state["replica_id"]))
+            )
+        return reply
 
     async def listen(self, version: int | None, wait_s: float) -> dict[str, Any] | None:
         """Wait at most ``wait_s`` for a publication other than ``version``; in JSON form.

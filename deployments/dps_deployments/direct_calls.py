@@ -23,7 +23,8 @@ MAX_BODY_BYTES = 8 << 20
 REPORT = TypeAdapter(tuple[ReplicaState])
 ROUTER_REPORT = TypeAdapter(tuple[RouterReport])
 LISTEN = TypeAdapter(tuple[int | None, float])
-PATHS = ("/report", "/listen", "/report_router")
+ATTEND = TypeAdapter(tuple[str])
+PATHS = ("/report", "/listen", "/report_router", "/attend")
 
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -88,8 +89,20 @@ class DirectCalls:
             return self._calls.report(state).model_dump(mode="json")
         if path == "/listen":
             return await self._listen(*LISTEN.validate_json(body), receive)
+        if path == "/attend":
+            return await self._attend(*ATTEND.validate_json(body), receive)
         (report,) = ROUTER_REPORT.validate_json(body)
         return self._calls.report_router(report)
+
+    async def _attend(self, replica_id: str, receive: Receive) -> None:
+        """Wait for the end of the connection, which comes at once when its process is killed.
+
+        Where this port is closed instead, nobody has gone.
+        """
+        with self._calls.attendance(replica_id):
+            # The body has been read: nothing else can come.
+            await receive()
+        self._calls.has_gone(replica_id)
 
     async def _listen(self, version: int | None, timeout_s: float, receive: Receive) -> Any:
         """A router that has gone listens no longer."""

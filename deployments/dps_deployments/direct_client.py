@@ -1,5 +1,6 @@
 """One caller's connection to the port on which the controller takes calls directly."""
 
+import contextlib
 from typing import Any
 
 import httpx
@@ -77,3 +78,9 @@ class DirectClient:
             return pydantic_core.from_json(answer)
         except ValueError as error:
             raise UnreachableError(f"{method}: {error}") from error
+
+    async def attend(self, access: Access, replica_id: str) -> None:
+        """Keep a connection open until it, this task or this process ends."""
+        # A controller of an older release has no such call.
+        with contextlib.suppress(UnreachableError, CallFailedError):
+            await self.call(access, "attend", (replica_id,))

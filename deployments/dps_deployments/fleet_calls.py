@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from dps_deployments.explanations import Explanations
@@ -37,6 +39,8 @@ class FleetCalls:
         self._changed = asyncio.Event()
         self.listeners = 0
         """Routers that wait for a publication."""
+        self.attending: Counter[str] = Counter()
+        """Connections that each replica keeps open."""
 
     def report(self, state: ReplicaState) -> Reply:
         """Take in one replica's report."""
@@ -52,6 +56,22 @@ class FleetCalls:
         taken, wanted = self._explanations.take(report)
         self._coordinator.routers.note(taken)
         return {"wanted": wanted}
+
+    @contextlib.contextmanager
+    def attendance(self, replica_id: str) -> Iterator[None]:
+        """The time in which a replica keeps a connection open."""
+        self.attending[replica_id] += 1
+        try:
+            yield
+        finally:
+            self.attending[replica_id] -= 1
+
+    def has_gone(self, replica_id: str) -> None:
+        """A replica's connection has broken; it may have opened another before."""
+        if not self.attending[replica_id]:
+            del self.attending[replica_id]
+            self._coordinator.lose(replica_id)
+            self.wake()
 
     async def listen(self, version: int | None, timeout_s: float) -> dict[str, Any] | None:
         """Answer with a ``Publication`` as soon as its version is not ``version``.

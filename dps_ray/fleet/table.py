@@ -78,7 +78,7 @@ class StateTable:
     def lose(self, replica_id: str) -> bool:
         """Count a replica as dead until it is heard again; ``False``: that changes nothing."""
         record = self._records.get(replica_id)
-        if record is None or record.lost or record.state.health is Health.DEAD:
+        if record is None or record.lost or record.state.health in (Health.DEAD, Health.DRAINING):
             return False
         self._records[replica_id] = replace(record, lost=True)
         return True

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from dps_ray.fleet.backoff import Backoff
 from dps_ray.fleet.coordinator import Coordinator, Reply
 from dps_ray.fleet.leases import LeaseOptions
 from dps_ray.fleet.publication import ControllerOptions, Publication
+from dps_ray.fleet.snapshot import Standing
 from dps_ray.fleet.state import Health, ReplicaState, Source
 from dps_ray.fleet.tally import RouterReport
 from dps_ray.fleet.ways import Access, Ways
@@ -384,3 +386,64 @@ def test_router_gets_fifty_publications_a_second_at_most_and_the_first_at_once()
         assert max(len(names) for _, names in told[quiet:]) > 3
 
     asyncio.run(run())
+
+
+async def standing(controller: PlayedController) -> tuple[Standing, bool]:
+    published = await controller.calls.listen(None, 0.0)
+    (entry,) = Publication.model_validate(published).snapshot.entries
+    return entry.standing, entry.lost
+
+
+def test_replica_whose_process_is_killed_is_published_as_dead_at_once() -> None:
+    """Its connection breaks, and no report was due."""
+
+    async def play(controller: PlayedController, client: ControllerClient) -> None:
+        access = controller.access
+        assert access is not None
+        await client.report(state("a"))
+        script = f"""
+import asyncio
+from dps_deployments.direct_client import DirectClient
+from dps_ray.fleet.ways import Access
+asyncio.run(DirectClient().attend(Access({access.url!r}, {access.secret!r}), "a"))
+"""
+        assert client._attending is not None
+        killed = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+        async with asyncio.timeout(60.0):
+            while controller.calls.attending["a"] < 2:
+                await asyncio.sleep(0.01)
+        # While another connection of the replica is open it has not gone.
+        client._attending.cancel()
+        while controller.calls.attending["a"] == 2:
+            await asyncio.sleep(0.01)
+        assert await standing(controller) == (Standing.LIVE, False)
+        killed_s = time.monotonic()
+        killed.kill()
+        async with asyncio.timeout(5.0):
+            while await standing(controller) != (Standing.DEAD, True):
+                await asyncio.sleep(0.001)
+        assert time.monotonic() - killed_s < 1.0
+        await killed.wait()
+        await client.report(state("a", 2))
+        assert await standing(controller) == (Standing.LIVE, False)
+
+    played(play)
+
+
+def test_port_that_is_closed_loses_no_replica_and_a_new_one_is_attended() -> None:
+    async def play(controller: PlayedController, client: ControllerClient) -> None:
+        await client.report(state("a"))
+        while not controller.calls.attending["a"]:
+            await asyncio.sleep(0.01)
+        await controller.listener.close()
+        assert controller.calls.attending["a"] == 0
+        assert await standing(controller) == (Standing.LIVE, False)
+        await controller.start()
+        for sequence in (2, 3):
+            # The first learns of the new place.
+            await client.report(state("a", sequence))
+        async with asyncio.timeout(5.0):
+            while not controller.calls.attending["a"]:
+                await asyncio.sleep(0.01)
+
+    played(play)
