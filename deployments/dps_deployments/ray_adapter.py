@@ -6,6 +6,7 @@ Importing it on an unsupported Ray raises the one-line error of ``require_suppor
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dps_autoscaling.ray_version import require_supported_ray
@@ -45,6 +46,7 @@ __all__ = [
     "request_id",
     "resolve_method",
     "routing_stats",
+    "skip_fetching",
     "stop_flag",
     "unplaced",
 ]
@@ -179,6 +181,22 @@ def end_with(router: RequestRouter, pending_request: PendingRequest, error: Exce
     for queue in (router._pending_requests_to_fulfill, router._pending_requests_to_route):
         while queue and queue[0].future.done():
             queue.popleft()
+
+
+def skip_fetching(llm_config: Any) -> None:
+    """Leave out the task by which Ray fetches a model, where there is nothing to fetch.
+
+    For a folder it does nothing, but its process loads all of Ray's LLM library first. On GPUs it
+    stays: there it also prepares a cache of torch's. It stays for a callback of the user's own.
+    """
+    source = llm_config.model_loading_config.model_source
+    if (
+        isinstance(source, str)
+        and Path(source).is_dir()
+        and "callback_config" not in llm_config.model_fields_set
+        and not llm_config.get_engine_config().accelerator.requires_remote_initialization
+    ):
+        llm_config.get_or_create_callback().ctx.run_init_node = False
 
 
 def engine_client(server: Any) -> Any:

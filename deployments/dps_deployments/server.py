@@ -15,7 +15,7 @@ from dps_deployments.hints import to_stats
 from dps_deployments.pinning import PinKeeper
 from dps_deployments.probe import ReplicaProbe
 from dps_deployments.rank_watch import RankWatch
-from dps_deployments.ray_adapter import engine_client, replica_identity, stop_flag
+from dps_deployments.ray_adapter import engine_client, replica_identity, skip_fetching, stop_flag
 from dps_deployments.reporter import report_forever
 from dps_deployments.revision import revision
 from dps_ray.config import parse_options
@@ -62,6 +62,7 @@ class DpsLLMServer(LLMServer):
         )
         # Ray makes the engine's configuration in another process, where vLLM's plugin sees it.
         hook_front()
+        skip_fetching(self._llm_config)
         await super().start()
         engine = engine_client(self)
         await warm_up(engine)

@@ -18,7 +18,9 @@ from dps_deployments.fleet_args import (
     ingress_options,
     parse_fleet_args,
 )
+from dps_deployments.ray_adapter import skip_fetching
 from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer
+from ray.llm._internal.common.callbacks.base import CallbackBase
 
 from dps_ray.config import DpsConfigError
 from dps_ray.engine import vllm_version
@@ -183,6 +185,23 @@ def test_model_folder_is_made_absolute_for_replicas(
     monkeypatch.chdir(tmp_path)
     llm_config = to_llm_config(parse_fleet_args(GOOD))
     assert llm_config.model_loading_config.model_source == str(tmp_path / "no-such-model")
+
+
+def test_only_a_model_that_lies_in_a_folder_here_is_not_fetched(tmp_path: Path) -> None:
+    def fetched(source: str, **more: Any) -> bool:
+        args = changed("llm_config", "model_loading_config", "model_source", value=source)
+        args["llm_config"].update(more)
+        llm_config = to_llm_config(parse_fleet_args(args))
+        # Made with a placement group of the replica otherwise.
+        llm_config._callback_instance = CallbackBase(llm_config)
+        skip_fetching(llm_config)
+        return bool(llm_config.get_or_create_callback().ctx.run_init_node)
+
+    assert not fetched(str(tmp_path))
+    assert fetched(str(tmp_path / "missing"))
+    assert fetched("Qwen/Qwen3-0.6B")
+    assert fetched(str(tmp_path), callback_config={"callback_kwargs": {"own": 1}})
+    assert fetched(str(tmp_path), accelerator_config={"kind": "gpu"})
 
 
 def test_fleet_gets_the_reporting_server_and_the_mode_aware_router() -> None:
