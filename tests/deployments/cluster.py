@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import psutil
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
 from ray import serve
 from ray.serve.context import _get_global_client
@@ -57,3 +58,8 @@ class Cluster:
         }
         schema = ServeDeploySchema.model_validate({"applications": [application]})
         _get_global_client().deploy_apps(schema, _blocking=True)
+
+
+def processes() -> set[int]:
+    """All that this process has started, Ray with its applications among them."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}

@@ -1,11 +1,12 @@
 """The fleet of real engines that the tests of this folder share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from dps_deployments.app import build_fleet
-from ray import serve
+from ray import cloudpickle, serve
 
 from ..cluster import Cluster
 from .llm import llm_args
@@ -13,12 +14,24 @@ from .llm import llm_args
 _deployed: list[str] = []
 
 
+@pytest.fixture(scope="session")
+def two_ranks_from_now_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make this file, and replicas that start have two tensor-parallel ranks."""
+    return tmp_path_factory.mktemp("ranks") / "two"
+
+
 @pytest.fixture
-def api(cluster: Cluster) -> Iterator[httpx.Client]:
+def api(cluster: Cluster, two_ranks_from_now_on: Path) -> Iterator[httpx.Client]:
     """Deployed for the first test of the folder, and again after those of another."""
     if not _deployed:
+        # Loads Ray's LLM server, which takes seconds.
+        from . import ranks
+
         _deployed.append("llm")
-        cluster.run(build_fleet(llm_args()), "llm", "/")
+        cloudpickle.register_pickle_by_value(ranks)
+        two_ranks_from_now_on.unlink(missing_ok=True)
+        server = ranks.growing_server(two_ranks_from_now_on)
+        cluster.run(build_fleet(llm_args(server)), "llm", "/")
     with httpx.Client(base_url=cluster.url, timeout=120.0) as client:
         yield client
 

@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import httpx
-import psutil
 
 from dps_ray.chaos.fleet import MODEL, tiny_llm_config
 from dps_ray.checks.specs import EXACT
@@ -19,22 +18,29 @@ BASE_KV_BYTES = 8 * 65536
 """Eight blocks of 32 tokens, one of them vLLM's own: two requests of four blocks do not fit."""
 
 
-def llm_args() -> dict[str, Any]:
-    """Arguments of a fleet of two tiny elastic replicas."""
+def llm_args(server: type) -> dict[str, Any]:
+    """Arguments of a fleet of two tiny elastic replicas.
+
+    Parameters
+    ----------
+    server
+        Class of the replicas.
+    """
     folder = make_tiny("qwen3", cache_root())
+    llm_config = tiny_llm_config(
+        str(folder),
+        engine={
+            "scheduling_policy": "priority",
+            "kv_cache_memory_bytes": BASE_KV_BYTES,
+            # Its tokens are compared with those of a static engine.
+            "additional_config": {"dps": EXACT},
+        },
+        deployment={"num_replicas": 2, "max_ongoing_requests": 12},
+    )
     args: dict[str, Any] = {
         "controller_app": CONTROLLER_APP,
         "limits": {"max_body_bytes": MAX_BODY_BYTES},
-        "llm_config": tiny_llm_config(
-            str(folder),
-            engine={
-                "scheduling_policy": "priority",
-                "kv_cache_memory_bytes": BASE_KV_BYTES,
-                # Its tokens are compared with those of a static engine.
-                "additional_config": {"dps": EXACT},
-            },
-            deployment={"num_replicas": 2, "max_ongoing_requests": 12},
-        ),
+        "llm_config": {**llm_config, "server_cls": server},
         "ingress": {
             "num_replicas": 1,
             "max_ongoing_requests": 64,
@@ -53,11 +59,6 @@ def ask(api: httpx.Client, **headers: str) -> httpx.Response:
     body = {"model": MODEL, "prompt": "def add(a, b):", "max_tokens": 8, "ignore_eos": True}
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return api.post("/v1/completions", json=body, headers=named)
-
-
-def processes() -> set[int]:
-    """All that this process has started, Ray with its fleet among them."""
-    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def live_states(cluster: Cluster) -> list[dict[str, Any]]:
