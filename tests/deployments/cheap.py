@@ -37,6 +37,8 @@ RESTORING_SERVICE_S = 0.1
 """A replica serves slowly while the copy takes its host link."""
 STREAM_CHUNKS = 75
 STREAM_PERIOD_S = 0.08
+DRAIN_LOOP_S = 0.2
+"""How often one that stops looks whether it still has requests; 2 s by default."""
 
 front_api = FastAPI()
 
@@ -85,14 +87,18 @@ class CheapReplica:
         await asyncio.sleep(RESTORING_SERVICE_S if restoring else SERVICE_S)
         return self._replica_id
 
-    async def stream(self) -> AsyncIterator[str]:
+    async def stream(self, chunks: int) -> AsyncIterator[str]:
         """A long answer: the replica's id, line by line."""
-        for _ in range(STREAM_CHUNKS):
+        for _ in range(chunks):
             yield f"{self._replica_id}\n"
             await asyncio.sleep(STREAM_PERIOD_S)
 
 
-@serve.deployment(ray_actor_options={"num_cpus": 0}, max_ongoing_requests=200)
+@serve.deployment(
+    ray_actor_options={"num_cpus": 0},
+    max_ongoing_requests=200,
+    graceful_shutdown_wait_loop_s=DRAIN_LOOP_S,
+)
 @serve.ingress(front_api)
 class Front:
     """Sends each request on through the router under test."""
@@ -109,8 +115,8 @@ class Front:
             raise HTTPException(error.status_code, error.message, later) from error
 
     @front_api.get("/stream")
-    async def serve_stream(self) -> StreamingResponse:
-        return StreamingResponse(self._replicas.options(stream=True).stream.remote())
+    async def serve_stream(self, chunks: int = STREAM_CHUNKS) -> StreamingResponse:
+        return StreamingResponse(self._replicas.options(stream=True).stream.remote(chunks))
 
 
 def cheap_app(
@@ -139,7 +145,7 @@ def cheap_app(
         max_ongoing_requests=100,
         ray_actor_options={"num_cpus": 0},
         **chosen,
-        **(options or {"num_replicas": 2}),
+        **{"graceful_shutdown_wait_loop_s": DRAIN_LOOP_S, **(options or {"num_replicas": 2})},
     )
     front = Front
     if version is not None:

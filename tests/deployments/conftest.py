@@ -1,6 +1,5 @@
-"""One small Ray cluster for the room's cluster tests, on ports of its own."""
+"""One small Ray cluster for the room's cluster tests, on a port of its own."""
 
-import os
 import sys
 from collections.abc import Iterator
 
@@ -9,57 +8,49 @@ import ray
 from ray import cloudpickle, serve
 
 from dps_ray.cli.admin import TOKEN_VARIABLE
-from dps_ray.engine.status_page import StatusPage
+from dps_ray.demo.serve_config import free_port
 
 from . import cheap
-from .cheap import cheap_app, page_key
+from .cheap import cheap_app
 from .cluster import ADMIN_TOKEN, Cluster
-from .fleet import Fleet, until
+from .fleet import Fleet, deployed, until
 from .statuses import IDLE
-
-HTTP_PORT = 48210
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    # A token file left behind by some other Ray would turn authentication on.
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ[TOKEN_VARIABLE] = ADMIN_TOKEN
     cloudpickle.register_pickle_by_value(sys.modules[cheap.__name__])
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=200_000_000,
-        log_to_driver=False,
-    )
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": HTTP_PORT})
-        running = Cluster(f"http://127.0.0.1:{HTTP_PORT}")
-        running.configure({})
-        yield running
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # A token file left behind by some other Ray would turn authentication on.
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv(TOKEN_VARIABLE, ADMIN_TOKEN)
+        # A dead proxy is replaced after three failed checks: half a minute by default.
+        patch.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
+        # What Serve is asked to wait for it looks at once a second.
+        patch.setattr("ray.serve._private.client.CLIENT_POLLING_INTERVAL_S", 0.1)
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=200_000_000,
+            log_to_driver=False,
+        )
+        try:
+            port = free_port()
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            running = Cluster(f"http://127.0.0.1:{port}")
+            running.configure({})
+            yield running
+        finally:
+            serve.shutdown()
+            ray.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fleet(cluster: Cluster) -> Iterator[Fleet]:
-    cluster.run(cheap_app(), "cheap", "/cheap")
-
-    def live() -> list[str]:
-        """Not those of a fleet before, which are forgotten slowly."""
-        entries = cluster.replicas("cheap")
-        return [entry["replica_id"] for entry in entries if entry["standing"] == "live"]
-
-    until(lambda: len(live()) == 2)
-    ids = live()
-    pages = {replica_id: StatusPage.attach(page_key(replica_id)) for replica_id in ids}
-    fleet = Fleet(cluster, pages)
-    yield fleet
-    serve.delete("cheap")
-    for page in pages.values():
-        page.remove()
+    """One for all modules."""
+    with deployed(cluster, cheap_app()) as fleet:
+        yield fleet
 
 
 @pytest.fixture

@@ -2,18 +2,20 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import ray
+from ray import serve
 
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.status import EngineStatus
 
-from .cheap import CONTROLLER_APP
+from .cheap import CONTROLLER_APP, page_key
 from .cluster import Cluster
 
 
@@ -43,9 +45,15 @@ class Fleet:
 
     cluster: Cluster
     pages: dict[str, StatusPage]
+    name: str = "cheap"
+    """Of the application."""
+
+    @property
+    def url(self) -> str:
+        return f"{self.cluster.url}/{self.name}"
 
     def entry(self, replica_id: str) -> dict[str, Any]:
-        entries = {entry["replica_id"]: entry for entry in self.cluster.replicas("cheap")}
+        entries = {entry["replica_id"]: entry for entry in self.cluster.replicas(self.name)}
         return dict(entries.get(replica_id, {"standing": None, "state": None}))
 
     def set(self, replica_id: str, status: EngineStatus) -> None:
@@ -55,13 +63,13 @@ class Fleet:
 
     def heard(self) -> None:
         """Wait until the router decides by all that the controller knows now."""
-        wait_for_routers(self.cluster, "cheap")
+        wait_for_routers(self.cluster, self.name)
 
     def ask(self, count: int) -> Counter[str]:
         """Send requests, eight at a time, and count who answered."""
         with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(8) as pool:
             replies = pool.map(
-                lambda _: client.get(f"{self.cluster.url}/cheap/").raise_for_status().json(),
+                lambda _: client.get(f"{self.url}/").raise_for_status().json(),
                 range(count),
             )
             return Counter(replies)
@@ -72,12 +80,35 @@ class Fleet:
             status = self.cluster.status()
         except httpx.HTTPError:
             return False
-        live = [e for e in self.cluster.replicas("cheap") if e["standing"] == "live"]
+        live = live_replicas(self.cluster, self.name)
         return len(live) == len(self.pages) and status["listening_routers"] >= 1
 
     def _shows(self, replica_id: str, status: EngineStatus) -> bool:
         entry = self.entry(replica_id)
         return entry["standing"] == "live" and entry["state"]["restoring"] == status.restoring
+
+
+def live_replicas(cluster: Cluster, application: str) -> list[str]:
+    """Not those of an application before, which are forgotten slowly."""
+    entries = cluster.replicas(application)
+    return [entry["replica_id"] for entry in entries if entry["standing"] == "live"]
+
+
+@contextmanager
+def deployed(
+    cluster: Cluster, application: serve.Application, name: str = "cheap"
+) -> Iterator[Fleet]:
+    """Two cheap replicas, for the block."""
+    cluster.run(application, name, f"/{name}")
+    until(lambda: len(live_replicas(cluster, name)) == 2)
+    ids = live_replicas(cluster, name)
+    pages = {replica_id: StatusPage.attach(page_key(replica_id)) for replica_id in ids}
+    try:
+        yield Fleet(cluster, pages, name)
+    finally:
+        serve.delete(name)
+        for page in pages.values():
+            page.remove()
 
 
 def kill_controller() -> None:

@@ -16,7 +16,7 @@ from .statuses import IDLE, RESTORING
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240), pytest.mark.usefixtures("calm")]
 
-HOLD_S = 10.0
+HOLD_S = 5.0
 RIGHT = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 URL = f"http://127.0.0.1:{ADMIN_PORT}"
 

@@ -14,7 +14,7 @@ from .fleet import until, wait_for_routers
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
-DRAIN_S = 4.0
+DRAIN_S = 2.0
 
 
 def test_replica_that_is_stopped_says_so_before_it_is_gone(cluster: Cluster) -> None:

@@ -13,7 +13,6 @@ from dps_deployments.controller_client import CALL_TIMEOUT_S
 from dps_ray.cli.main import main
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.fleet.scorers import Queue
-from dps_ray.modes import Pin
 
 from .browser import MISSING, browser
 from .fleet import Fleet, kill_controller, until
@@ -38,6 +37,14 @@ def test_no_request_reaches_a_replica_after_it_was_pushed_as_restoring(fleet: Fl
     fleet.set(victim, RESTORING)
     fleet.heard()
     assert fleet.ask(100) == {other: 100}
+
+
+def test_stream_is_answered_to_its_end(fleet: Fleet) -> None:
+    answer = httpx.get(f"{fleet.url}/stream", params={"chunks": 5}, timeout=30.0)
+    lines = answer.raise_for_status().text.splitlines()
+    assert len(lines) == 5
+    assert len(set(lines)) == 1
+    assert lines[0] in fleet.pages
 
 
 def test_replica_returns_to_routing_when_its_restore_ends(fleet: Fleet) -> None:
@@ -285,14 +292,3 @@ def test_service_and_steering_go_on_while_the_controller_is_dead(fleet: Fleet) -
     until(lambda: fleet.is_back(), timeout_s=60.0)
     assert fleet.cluster.status()["version"] > version
     assert fleet.ask(40) == {other: 40}
-
-
-def test_dead_engine_gets_nothing_more_and_stays_dead(fleet: Fleet) -> None:
-    victim, other = fleet.pages
-    fleet.pages[victim].set_pin(Pin.FAST)
-    until(lambda: fleet.entry(victim)["standing"] == "dead")
-    fleet.heard()
-    assert fleet.ask(40) == {other: 40}
-    fleet.pages[victim].set_pin(Pin.AUTO)
-    time.sleep(0.5)
-    assert fleet.entry(victim)["standing"] == "dead"

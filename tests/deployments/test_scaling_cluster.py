@@ -23,7 +23,9 @@ pytestmark = [
 
 APP = "scaled"
 MAX_REPLICAS = 3
-CALM_S = 4.0
+CALM_S = 2.0
+HOLD_MARGIN_S = 3.0
+"""Serve's own delay and look back before it stops a replica, and then some."""
 NO_REPLICA_WAIT_S = 0.3
 START_S = 2.0
 """Replicas start late, so that a router that starts with the first request hears of its patience
@@ -42,7 +44,7 @@ def app(cluster: Cluster) -> Iterator[Cluster]:
             "target_ongoing_requests": 10,
             "metrics_interval_s": 0.5,
             "look_back_period_s": 2,
-            "upscale_delay_s": 2,
+            "upscale_delay_s": 0.5,
             "downscale_delay_s": 0.5,
             "policy": {
                 "policy_function": "dps_autoscaling.policy:ElasticScalingPolicy",
@@ -117,7 +119,7 @@ def test_fleet_grows_from_zero_under_pressure_keeps_promises_and_returns_to_zero
     assert grown == sorted(grown)
 
     publish(app, HOLDING, MAX_REPLICAS)
-    time.sleep(2 * CALM_S)
+    time.sleep(CALM_S + HOLD_MARGIN_S)
     assert running() == MAX_REPLICAS, "a replica that owes full precision must not be stopped"
 
     publish(app, IDLE, MAX_REPLICAS)
