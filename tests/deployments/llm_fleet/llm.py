@@ -10,12 +10,13 @@ from dps_ray.checks.specs import EXACT
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import make_tiny
 
-from ..cheap import CONTROLLER_APP
+from ..cheap import CONTROLLER_APP, DRAIN_LOOP_S
 from ..cluster import Cluster
 
 MAX_BODY_BYTES = 65536
 BASE_KV_BYTES = 8 * 65536
 """Eight blocks of 32 tokens, one of them vLLM's own: two requests of four blocks do not fit."""
+QUICK_DRAIN = {"graceful_shutdown_wait_loop_s": DRAIN_LOOP_S}
 
 
 def llm_args(server: type) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def llm_args(server: type) -> dict[str, Any]:
             # Its tokens are compared with those of a static engine.
             "additional_config": {"dps": EXACT},
         },
-        deployment={"num_replicas": 2, "max_ongoing_requests": 12},
+        deployment={"num_replicas": 2, "max_ongoing_requests": 12, **QUICK_DRAIN},
     )
     args: dict[str, Any] = {
         "controller_app": CONTROLLER_APP,
@@ -45,6 +46,7 @@ def llm_args(server: type) -> dict[str, Any]:
             "num_replicas": 1,
             "max_ongoing_requests": 64,
             "ray_actor_options": {"num_cpus": 0},
+            **QUICK_DRAIN,
         },
     }
     return args
