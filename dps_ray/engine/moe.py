@@ -3,6 +3,7 @@
 from functools import cache, partial
 from typing import Any
 
+import dps_kernels
 import torch
 from dps_kernels import ROW_MAJOR, Layout
 from torch.nn.functional import pad
@@ -41,11 +42,17 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
         self.w13: SplitWeight | None = None
         self.w2: SplitWeight | None = None
         self.fused: FusedExperts | None = None
+        self._plain_routing = False
+        """The best logits and a softmax over them: most mixtures."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
         rows = {"w13": layer.w13_weight.data, "w2": layer.w2_weight.data}
         super().process_weights_after_loading(layer)
-        isa = self.moe_kernel.fused_experts.isa
+        stock = self.moe_kernel.fused_experts
+        self._plain_routing = stock.renormalize and not (
+            stock.use_grouped_topk or stock.custom_routing_function
+        )
+        isa = stock.isa
         rows = self._padded(rows)
         layouts = {name: _layout(isa, *weight.shape[1:]) for name, weight in rows.items()}
         encoded = {
@@ -87,14 +94,7 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
         return torch.ops.vllm.dps_experts(x, router_logits, self.prefix)
 
     def _compute(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
-        weights, ids = self.moe_kernel.fused_experts._select_experts(
-            x,
-            router_logits,
-            layer.num_expert_group,
-            layer.topk_group,
-            layer.e_score_correction_bias,
-            layer.routed_scaling_factor,
-        )
+        weights, ids = self._route(layer, x, router_logits)
         if self.fused is not None:
             if layer.apply_router_weight_on_input:
                 x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
@@ -116,6 +116,22 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
             e_score_correction_bias=layer.e_score_correction_bias,
             routed_scaling_factor=layer.routed_scaling_factor,
         )
+
+    def _route(
+        self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each token's weights and experts, as the stock kernel finds them."""
+        if self._plain_routing:
+            return dps_kernels.route(router_logits, self.moe.experts_per_token)
+        weights, ids = self.moe_kernel.fused_experts._select_experts(
+            x,
+            router_logits,
+            layer.num_expert_group,
+            layer.topk_group,
+            layer.e_score_correction_bias,
+            layer.routed_scaling_factor,
+        )
+        return weights, ids
 
     @staticmethod
     def _packed(

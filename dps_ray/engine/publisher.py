@@ -42,6 +42,7 @@ class StatusPublisher:
         self._tokens = {Mode.FULL: 0, Mode.FAST: 0}
         self._tokens_mixed = 0
         self._latest: tuple[object, ...] = ()
+        self._counts = (0, 0, 0)
         self._due_s = 0.0
         self.preemptions = 0
 
@@ -51,6 +52,11 @@ class StatusPublisher:
         if command.full_layers:
             self._tokens_mixed += tokens
 
+    def publish_counts(self, *, running: int, waiting: int, full_requests: int) -> None:
+        """As ``publish``, where nothing but these numbers can have changed since."""
+        if (running, waiting, full_requests) != self._counts or self._clock() >= self._due_s:
+            self.publish(running=running, waiting=waiting, full_requests=full_requests)
+
     def publish(self, *, running: int, waiting: int, full_requests: int) -> None:
         """Keep the page current; see the class for what that means."""
         manager, ledger = self._manager, self._manager.ledger
@@ -59,6 +65,7 @@ class StatusPublisher:
             *(ledger.count(UnitState.BACKED), ledger.count(UnitState.RESTORING)),
             *(running, waiting, full_requests, manager.layers.count_full),
         )
+        self._counts = (running, waiting, full_requests)
         now_s = self._clock()
         if urgent != self._latest or now_s >= self._due_s:
             self._latest, self._due_s = urgent, now_s + PERIOD_S

@@ -144,6 +144,12 @@ class Rank:
             return 1.0
         return len(self._full_layers) / len(self._layers) if self._layers else 0.0
 
+    @property
+    def restoring(self) -> bool:
+        """Whether a restore is queued or running, those of all commands so far included."""
+        assert self.memory is not None
+        return not self.memory.at_rest
+
     def begin_step(self) -> int:
         """Announce a forward pass to the restore's pacing; the residual bytes copied so far."""
         assert self.memory is not None
@@ -155,6 +161,10 @@ class Rank:
         """Feed a finished forward pass to the restore's pacing and to the counters."""
         assert self.memory is not None
         self.memory.note_step(duration_s, tokens, full_share, copied_before=copied_before)
+        self.count_pass(full_share)
+
+    def count_pass(self, full_share: float) -> None:
+        """Count a forward pass without telling the restore's pacing."""
         self._section["fast_steps" if full_share < 1.0 else "full_steps"] += 1
 
     def count_idle_step(self) -> None:

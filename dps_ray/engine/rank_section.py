@@ -23,6 +23,7 @@ _RANK_FIELDS = (
     "fast_steps",
     "full_steps",
 )
+_PLACE = {name: place for place, name in enumerate(_RANK_FIELDS)}
 _ERROR_BYTES = 160
 _BOUNDS_START = len(_RANK_FIELDS) + MAX_UNITS
 _ERROR_START = _BOUNDS_START + 2 * MAX_LAYERS
@@ -37,10 +38,10 @@ class RankSection:
         self._cells = cells
 
     def __getitem__(self, name: str) -> float:
-        return float(self._cells[_RANK_FIELDS.index(name)])
+        return float(self._cells[_PLACE[name]])
 
     def __setitem__(self, name: str, value: float) -> None:
-        self._cells[_RANK_FIELDS.index(name)] = value
+        self._cells[_PLACE[name]] = value
 
     @property
     def outcomes(self) -> NDArray[np.float64]:

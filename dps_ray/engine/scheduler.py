@@ -114,10 +114,14 @@ class ElasticScheduling(_Mixin):
         for request in reversed(held):
             self.waiting.prepend_request(request)
         self._full_requests.started(output.num_scheduled_tokens)
+        before = self.sum_manager.latest
         output.dps = self.sum_manager.plan_step(self._pressure())
         if self._pool.enable_caching:
             self._pool.precision.note_step(output.dps.mode, self._written(output, output.dps.mode))
-        self._publish()
+        if output.dps is before:
+            self._publish_counts()
+        else:
+            self._publish()
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -127,7 +131,7 @@ class ElasticScheduling(_Mixin):
         result = super().update_from_output(scheduler_output, model_runner_output)
         for outputs in result.values():
             self._origins.credit(outputs.outputs, scheduler_output.dps.mode, gave_up)
-        self._publish()
+        self._publish_counts()
         return result
 
     def add_request(self, request: Request) -> None:
@@ -266,6 +270,13 @@ class ElasticScheduling(_Mixin):
             base_blocks=base_blocks,
             waiting_requests=len(self.waiting) + len(self.skipped_waiting),
             waiting_blocks=waiting_blocks,
+        )
+
+    def _publish_counts(self) -> None:
+        """What a pass changes by itself: requests come, end and are preempted."""
+        running, waiting = self.get_request_counts()
+        self._publisher.publish_counts(
+            running=running, waiting=waiting, full_requests=len(self._full_requests)
         )
 
     def _publish(self) -> None:

@@ -49,6 +49,10 @@ _HEADER = (
     "restores_stopped",
 )
 _ANY_TIME = 0.0
+_PERMITS = slice(3 * 8, 6 * 8)
+_NOTHING_ASKED = bytes(3 * 8)
+_FREE, _HOLDING = Permits(), Permits(hold_full=True)
+"""What a replica may on whose page no fleet has written."""
 _STATUS_START = len(_HEADER)
 _FAULT_START = _STATUS_START + len(_STATUS_FIELDS)
 _CHECKSUM = _FAULT_START + _FAULT_BYTES // 8
@@ -170,6 +174,8 @@ class StatusPage:
 
     def permits(self, *, hold_full: bool = False) -> Permits:
         """What the fleet allows at this moment, and what the engine's own requests do."""
+        if self._memory[_PERMITS] == _NOTHING_ASKED:
+            return _HOLDING if hold_full else _FREE
         until_s = float(self._cells[3])
         return Permits(
             restore=until_s == _ANY_TIME or time.monotonic() < until_s,

@@ -14,6 +14,10 @@ from dps_ray.engine.elastic_worker import ElasticWorker
 from dps_ray.engine.kv_views import RegionKvCache
 from dps_ray.engine.mla import honour_strides
 
+NOTE_PERIOD_S = 0.02
+"""While nothing is restored, steps that follow each other faster teach the pacing nothing new, and
+telling it of each would take a small model's step a hundredth of its time."""
+
 
 class DpsCpuModelRunner(RegionKvCache, cpu_worker.CPUModelRunner):
     """Model runner whose KV cache lies in the shared region."""
@@ -25,6 +29,8 @@ class DpsCpuModelRunner(RegionKvCache, cpu_worker.CPUModelRunner):
         a generator of a CPU cannot do: it would end the engine.
         """
         generators = self.input_batch.generators
+        if not generators:
+            return super().sample_tokens(grammar_output)
         unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
         kept = {
             index: generators.pop(index) for index in map(int, unfinished) if index in generators
@@ -37,6 +43,8 @@ class DpsCpuModelRunner(RegionKvCache, cpu_worker.CPUModelRunner):
 
 class DpsCpuWorker(ElasticWorker, cpu_worker.CPUWorker):
     """Elastic CPU worker."""
+
+    _note_from_s = 0.0
 
     def _runner_seam(self) -> tuple[ModuleType, str, type]:
         return cpu_worker, "CPUModelRunner", DpsCpuModelRunner
@@ -64,9 +72,14 @@ class DpsCpuWorker(ElasticWorker, cpu_worker.CPUWorker):
         tokens = scheduler_output.total_num_scheduled_tokens
         if not tokens:
             rank.count_idle_step()
+            self._note_from_s = 0.0
             return super().execute_model(scheduler_output)
-        copied_before = rank.begin_step()
         began_s = time.monotonic()
+        if began_s < self._note_from_s and not rank.restoring:
+            rank.count_pass(rank.full_share)
+            return super().execute_model(scheduler_output)
+        self._note_from_s = began_s + NOTE_PERIOD_S
+        copied_before = rank.begin_step()
         output = super().execute_model(scheduler_output)
         rank.count_step(time.monotonic() - began_s, tokens, rank.full_share, copied_before)
         return output

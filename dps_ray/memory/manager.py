@@ -69,6 +69,11 @@ class MemoryManager:
         for task in command.restore:
             self._worker.submit(task, fence)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no restore is queued or running, those of all commands so far included."""
+        return self._worker.at_rest
+
     def begin_step(self) -> int:
         """Tell the pacing that a forward pass is about to be launched.
 

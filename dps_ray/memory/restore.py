@@ -141,6 +141,12 @@ class RestoreWorker:
             return self._changed.wait_for(self._idle, timeout_s)
 
     @property
+    def at_rest(self) -> bool:
+        """Whether no restore is queued or running."""
+        with self._changed:
+            return self._idle()
+
+    @property
     def copied_bytes(self) -> int:
         """Residual bytes copied since the start."""
         return self._counters.bytes

@@ -101,6 +101,11 @@ class SwitchPolicy:
             and not self._in_full_dwell(now)
         )
 
+    def stays_full(self, pin: Pin) -> bool:
+        """Whether no demand makes a replica in full mode leave it, as long as nothing is lent."""
+        by_demand = pin is Pin.AUTO and self.limits.high_watermark < 1.0
+        return self._heading is Mode.FULL and pin is not Pin.FAST and not by_demand
+
     def may_restore(self, pressure: Pressure, pin: Pin, now: float) -> bool:
         """Whether restoring may start: demand is low, none of it is hidden, the dwell is over."""
         if pin is not Pin.AUTO:

@@ -91,6 +91,9 @@ class SumManager:
         self._pin = pin
         self._permits = Permits()
         self._wants_restore = False
+        self._settled = False
+        """The coming step will be as the latest one, unless a call below says otherwise."""
+        self._latest: StepCommand | None = None
         self.layers = LayerReturn(layers, ledger)
 
     # -- reading ----------------------------------------------------------------------------------
@@ -99,6 +102,11 @@ class SumManager:
     def mode(self) -> Mode:
         """Mode of the latest planned step."""
         return self._policy.mode
+
+    @property
+    def latest(self) -> StepCommand | None:
+        """Command of the latest planned step; the same object again where nothing has changed."""
+        return self._latest
 
     @property
     def pin(self) -> Pin:
@@ -173,6 +181,7 @@ class SumManager:
         Running restores run on under ``Pin.FAST``; none starts or goes on.
         """
         self._pin = pin
+        self._settled = False
         self._return.retry.reset()
 
     def set_permits(self, permits: Permits) -> None:
@@ -223,6 +232,9 @@ class SumManager:
         """
         now = self._clock()
         self._policy.observe(pressure, now)
+        if self._settled:
+            assert self._latest is not None
+            return self._latest
         restore = self._begin_restores(pressure, now)
         mode = self._policy.next_mode(
             pressure,
@@ -236,7 +248,9 @@ class SumManager:
             if mode is Mode.FULL:
                 self._return.arrived(now)
         full_layers = self.layers.plan_step(mode, self._policy.heading)
-        return self._orders.take(mode, full_layers, hold=self._return.held, restore=restore)
+        command = self._orders.take(mode, full_layers, hold=self._return.held, restore=restore)
+        self._latest, self._settled = command, self._is_settled(command)
+        return command
 
     def restore_candidates(self) -> tuple[int, ...]:
         """Return the units whose restore could begin in the coming step, in this order."""
@@ -257,6 +271,18 @@ class SumManager:
 
     # -- internals --------------------------------------------------------------------------------
 
+    def _is_settled(self, command: StepCommand) -> bool:
+        """Whether only a lend, a pin or a lack of memory could make the next step another one.
+
+        In full mode with all memory in place there is nothing to restore, and where the high
+        watermark leaves the switch to lending alone demand is not asked.
+        """
+        return (
+            command == StepCommand(Mode.FULL)
+            and self._policy.stays_full(self._pin)
+            and self.ledger.fully_backed
+        )
+
     def _may_lend(self) -> bool:
         if self.mode is Mode.FULL and self._permits.keeps_full(self._pin):
             return False
@@ -265,6 +291,7 @@ class SumManager:
     def _lend(self) -> None:
         lend = self.ledger.lend()
         assert lend is not None, "obtainable blocks were counted before"
+        self._settled = False
         self._orders.lent(lend)
         self._return.lent()
         self._policy.note_lend(self._clock())

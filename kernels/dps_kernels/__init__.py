@@ -7,7 +7,7 @@ is missing, the same functions run in plain torch.
 from dps_kernels.checksum import copy_rows, row_sums
 from dps_kernels.library import available, isa
 from dps_kernels.linear import linear, linear_16bit, prepare_linear
-from dps_kernels.moe import moe, prepare_moe
+from dps_kernels.moe import moe, prepare_moe, route
 from dps_kernels.planes import (
     K16,
     PACKED,
@@ -39,6 +39,7 @@ __all__ = [
     "prepare_moe",
     "read_all",
     "reconstruct",
+    "route",
     "row_sums",
     "to_layout",
     "zero_all",

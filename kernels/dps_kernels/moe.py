@@ -90,6 +90,26 @@ def prepare_moe(
     return compiled
 
 
+def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Choose each token's experts: the largest logits, weighted by the softmax among themselves.
+
+    Parameters
+    ----------
+    logits
+        [T, E], float32, float16 or bfloat16.
+    top_k
+        Experts a token.
+
+    Returns
+    -------
+    tuple
+        Weights, float32 but rounded to the logits' dtype, and experts' numbers, int64, both
+        [T, top-k] in the order in which ``torch.topk`` finds them unsorted.
+    """
+    best, ids = torch.topk(logits, top_k, dim=-1, sorted=False)
+    return best.softmax(dim=-1).float(), ids
+
+
 def _general(w13: Planes, w2: Planes, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
     _check(x, w13, w2, topk_weights, topk_ids)
     if w13.upper.device.type == "cuda" and w13.layout == w2.layout == K16:

@@ -8,6 +8,7 @@ import dps_kernels
 import pytest
 import torch
 from torch.nn import Parameter
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts
 
 from dps_ray.config import DpsOptions
 from dps_ray.engine import rank as ranks
@@ -118,6 +119,20 @@ def test_experts_read_lower_bytes_only_where_both_weights_may_be_read(rank: Rank
         assert torch.equal(experts(x, weights, ids), in_fast)
     rank._full_addresses = frozenset(addresses)
     assert torch.equal(experts(x, weights, ids), in_full)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_routing_equals_vllms_own_where_logits_tie_too(dtype: torch.dtype) -> None:
+    for tokens, experts, top_k in ((1, 8, 2), (9, 8, 2), (5, 128, 8), (3, 16, 1)):
+        for logits in (
+            normal(tokens, experts, dtype=dtype, seed=tokens),
+            normal(tokens, experts, dtype=dtype, seed=tokens).round(),
+        ):
+            weights, ids = dps_kernels.route(logits, top_k)
+            wanted, experts_wanted = select_experts(logits, logits, top_k, False, True)
+            assert weights.dtype == torch.float32
+            assert torch.equal(weights, wanted)
+            assert torch.equal(ids, experts_wanted.long())
 
 
 def test_output_head_without_a_packed_gemm_equals_float64(

@@ -39,6 +39,9 @@ class Publishing:
 
     def seen(self, running: int = 1) -> EngineStatus:
         self.publisher.publish(running=running, waiting=0, full_requests=0)
+        return self.read()
+
+    def read(self) -> EngineStatus:
         status = self._page.read()
         assert status is not None
         return status
@@ -76,3 +79,16 @@ def test_a_switch_and_a_pin_are_seen_at_once(publishing: Publishing) -> None:
     assert publishing.seen().mode is Mode.FAST
     assert publishing.manager.lend_for(1)
     assert publishing.seen().units_kv == 1
+
+
+def test_requests_that_come_and_go_between_plans_are_seen_at_once(publishing: Publishing) -> None:
+    first = publishing.seen()
+    publishing.publisher.count_tokens(STEP, 3)
+    publishing.publisher.publish_counts(running=1, waiting=0, full_requests=0)
+    assert publishing.read() == first
+    publishing.publisher.publish_counts(running=1, waiting=2, full_requests=0)
+    assert (publishing.read().waiting, publishing.read().tokens_full) == (2, 3)
+    publishing.publisher.count_tokens(STEP, 3)
+    publishing.now_s += PERIOD_S
+    publishing.publisher.publish_counts(running=1, waiting=2, full_requests=0)
+    assert publishing.read().tokens_full == 6

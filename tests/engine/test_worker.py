@@ -72,3 +72,26 @@ def test_restore_is_held_down_while_the_first_step_after_a_rest_runs(
     run_step(monkeypatch, tokens=0)
     run_step(monkeypatch, 3, lambda: pieces.append(pacer.piece_bytes(CHUNK_BYTES)))
     assert pieces[0] < CHUNK_BYTES
+
+
+def test_quick_steps_are_all_counted_and_teach_the_pacing_once_a_period_unless_it_restores(
+    pacer: Pacer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[Any] = []
+    monkeypatch.setattr(pacer, "note_step", lambda *step: noted.append(step))
+    monkeypatch.setattr(our_worker, "NOTE_PERIOD_S", 1e6)
+    monkeypatch.setattr(cpu_worker.CPUWorker, "execute_model", lambda self, output: None)
+    step = SimpleNamespace(dps=StepCommand(Mode.FAST), total_num_scheduled_tokens=3)
+    idle = SimpleNamespace(dps=StepCommand(Mode.FAST), total_num_scheduled_tokens=0)
+    worker = Worker()
+    for output in (step, step, step):
+        worker.execute_model(output)
+    assert len(noted) == 1
+    for output in (idle, step, step):
+        worker.execute_model(output)
+    assert len(noted) == 3
+    rank = ranks.current()
+    monkeypatch.setattr(type(rank), "restoring", property(lambda self: True))
+    worker.execute_model(step)
+    assert len(noted) == 4
+    assert rank._section["fast_steps"] == 6

@@ -323,3 +323,27 @@ def test_idle_replica_knows_how_long_it_has_to_wait():
     assert all(replica.finish(task) for task in rest)
     replica.step()
     assert replica.manager.idle_pause_s == 5.0
+
+
+@pytest.mark.parametrize("pin", [Pin.AUTO, Pin.FULL])
+def test_full_steps_have_one_command_until_a_unit_is_lent_or_the_pin_changes(pin):
+    replica = Replica(LIMITS, pin=pin)
+    command = replica.step()
+    assert replica.step() is command
+    replica.manager.set_pin(Pin.AUTO)
+    assert replica.step() == command
+    burst(replica)
+    assert replica.manager.mode is Mode.FAST
+    replica = Replica(LIMITS, pin=pin)
+    replica.step()
+    replica.step()
+    replica.manager.set_pin(Pin.FAST)
+    assert replica.step().mode is Mode.FAST
+
+
+def test_demand_is_asked_at_every_full_step_below_a_high_watermark_of_one():
+    replica = Replica(SwitchLimits(0.9, 0.6, 2.0, 0.0))
+    replica.step()
+    replica.step()
+    assert replica.allocate(10) is not None
+    assert replica.step().mode is Mode.FAST
