@@ -14,7 +14,8 @@ from dps_ray.report import Report
 FUSED_BOUND = 0.25
 """Largest difference of a logprob that the default kernel's sums may make on the tiny qwen3.
 
-Rounding can choose other experts of a tiny mixture, so mixtures have no such bound."""
+A tiny mixture keeps to it up to the first token of a text for which rounding chooses other experts,
+which takes two experts whose logits are almost equal; behind that there is no bound."""
 
 
 def check_fused(label: str, folder: Path) -> Part:
