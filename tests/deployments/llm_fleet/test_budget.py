@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
 REQUESTS = 24
 """All places of both replicas, whose base memory holds two each."""
+FEWER = 12
+"""In full mode a replica serves them one after the other."""
 TOKENS = 20
 FAST_TOKEN_SHARE = 0.05
 """Of one burst far more are fast, and the full ones of another do not make up for it."""
@@ -74,11 +76,11 @@ def test_burst_stays_in_full_mode_while_too_many_tokens_of_the_window_were_fast(
     cluster.configure({"budget": budget})
     try:
         until(lambda: allowances(cluster) == 0)
-        limited = asyncio.run(burst(api, cluster))
+        limited = asyncio.run(burst(api, cluster, FEWER))
         share = fast_token_share(cluster)
         cluster.configure({"budget": {**budget, "window_s": SHORT_WINDOW_S}})
         until(lambda: allowances(cluster) == 2)
-        later = asyncio.run(burst(api, cluster))
+        later = asyncio.run(burst(api, cluster, FEWER))
     finally:
         cluster.configure({})
     record_property("fast tokens", [limited.fast_tokens, later.fast_tokens])
@@ -91,28 +93,28 @@ def test_burst_stays_in_full_mode_while_too_many_tokens_of_the_window_were_fast(
     until(lambda: all(state["may_go_fast"] for state in live_states(cluster)))
 
 
-async def burst(api: httpx.Client, cluster: Cluster) -> Burst:
+async def burst(api: httpx.Client, cluster: Cluster, requests: int = REQUESTS) -> Burst:
     """Press on both replicas."""
     watch = Watch(cluster.url, processes)
     async with watch.running():
-        fast_tokens, shown = await asyncio.to_thread(ask_all, api, cluster)
+        fast_tokens, shown = await asyncio.to_thread(ask_all, api, cluster, requests)
     return Burst(watch.restores.most_fast, fast_tokens, shown)
 
 
-def ask_all(api: httpx.Client, cluster: Cluster) -> tuple[int, list[States]]:
+def ask_all(api: httpx.Client, cluster: Cluster, requests: int) -> tuple[int, list[States]]:
     def ask(seed: int) -> dict[str, Any]:
         prompt = [3 + seed + token for token in range(90)]
         answer = complete(api, prompt=prompt, max_tokens=TOKENS, ignore_eos=True)
         return dict(answer["usage"])
 
     shown: list[States] = []
-    with ThreadPoolExecutor(REQUESTS) as pool:
-        asked = [pool.submit(ask, seed) for seed in range(REQUESTS)]
+    with ThreadPoolExecutor(requests) as pool:
+        asked = [pool.submit(ask, seed) for seed in range(requests)]
         while not all(each.done() for each in asked):
             shown.append(live_states(cluster))
             time.sleep(0.05)
     usages = [each.result() for each in asked]
-    assert [usage["completion_tokens"] for usage in usages] == [TOKENS] * REQUESTS
+    assert [usage["completion_tokens"] for usage in usages] == [TOKENS] * requests
     return sum(usage["dps"]["tokens_fast"] for usage in usages), shown
 
 
