@@ -49,8 +49,10 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
         rows = {"w13": layer.w13_weight.data, "w2": layer.w2_weight.data}
         super().process_weights_after_loading(layer)
         stock = self.moe_kernel.fused_experts
-        self._plain_routing = stock.renormalize and not (
-            stock.use_grouped_topk or stock.custom_routing_function
+        self._plain_routing = (
+            stock.renormalize
+            and stock.scoring_func == "softmax"
+            and not (stock.use_grouped_topk or stock.custom_routing_function)
         )
         isa = stock.isa
         rows = self._padded(rows)

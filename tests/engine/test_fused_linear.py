@@ -8,10 +8,18 @@ import dps_kernels
 import pytest
 import torch
 from torch.nn import Parameter
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import (
+    FusedMoEConfig,
+    FusedMoEParallelConfig,
+    RoutingMethodType,
+)
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts
 
 from dps_ray.config import DpsOptions
 from dps_ray.engine import rank as ranks
+from dps_ray.engine.moe import DpsMoEMethod
 from dps_ray.engine.ops import FusedExperts
 from dps_ray.engine.quantization import DpsHeadMethod, DpsLinearMethod, register_quantization
 from dps_ray.engine.rank import Rank
@@ -48,6 +56,32 @@ def split_layer(rank: Rank, method: DpsLinearMethod, weight: torch.Tensor) -> to
     method.process_weights_after_loading(layer)
     build_region(rank)
     return layer
+
+
+def experts_layer(**changes: Any) -> tuple[Any, Any]:
+    """Four experts that have been split, and their layer; routed plainly unless changed."""
+    activation = MoEActivation.SILU
+    moe = FusedMoEConfig(
+        num_experts=4, num_local_experts=4, num_logical_experts=4, experts_per_token=2,
+        hidden_dim=96, intermediate_size=64, activation=activation, device="cpu",
+        routing_method=RoutingMethodType.Renormalize, in_dtype=torch.bfloat16,
+        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+    )  # fmt: skip
+    layer: Any = torch.nn.Module()
+    for name, shape in (("w13", (4, 128, 96)), ("w2", (4, 96, 64))):
+        weight = normal(*shape, dtype=torch.bfloat16, seed=4) * 0.05
+        layer.register_parameter(f"{name}_weight", Parameter(weight, requires_grad=False))
+    given = {"activation": activation, "moe_config": moe, "_expert_routing_tables": lambda: None}
+    router = {"use_grouped_topk": False, "renormalize": True, "scoring_func": "softmax"}
+    for name, value in {**given, **router, "custom_routing_function": None, **changes}.items():
+        setattr(layer, name, value)
+    for name in ("num_expert_group", "topk_group", "e_score_correction_bias"):
+        setattr(layer, name, None)
+    layer.routed_scaling_factor = 1.0
+    with set_current_vllm_config(VllmConfig()):
+        method = DpsMoEMethod(moe, "model.layers.0.mlp.experts")
+        method.process_weights_after_loading(layer)
+    return method, layer
 
 
 def build_region(rank: Rank) -> None:
@@ -133,6 +167,27 @@ def test_routing_equals_vllms_own_where_logits_tie_too(dtype: torch.dtype) -> No
             assert weights.dtype == torch.float32
             assert torch.equal(weights, wanted)
             assert torch.equal(ids, experts_wanted.long())
+
+
+@pytest.mark.parametrize(
+    ("changes", "ours"),
+    [
+        ({}, True),
+        ({"scoring_func": "sigmoid"}, False),
+        ({"renormalize": False}, False),
+        ({"use_grouped_topk": True}, False),
+        ({"custom_routing_function": print}, False),
+    ],
+)
+def test_only_plain_routing_is_taken_from_vllm(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], ours: bool
+) -> None:
+    method, layer = experts_layer(**changes)
+    weights, ids = torch.empty(0), torch.empty(0)
+    stock = method.moe_kernel.fused_experts
+    monkeypatch.setattr(stock, "_select_experts", lambda *_: (weights, ids))
+    logits = normal(3, 4, dtype=torch.bfloat16, seed=6)
+    assert (method._route(layer, logits, logits)[0] is weights) is not ours
 
 
 def test_output_head_without_a_packed_gemm_equals_float64(
