@@ -117,7 +117,8 @@ class ControllerOptions(BaseModel):
                 f"leases.ttl_s ({ttl_s}) must be above ageing.stale_after_s ({stale_s}), or a "
                 "lease would run out before its holder counts as silent"
             )
-        if self.direct.enabled and self.direct.port == self.admin.port:
+        both_listen = self.direct.enabled and self.admin.place is not None
+        if both_listen and self.direct.port == self.admin.port:
             raise ValueError(
                 f"direct.port and admin.port are both {self.admin.port}: give two ports"
             )
@@ -144,7 +145,7 @@ def parse_controller_options(user_config: Any) -> ControllerOptions:
 
 
 class Publication(BaseModel):
-    """One answer to a router that listens."""
+    """One answer to a router that both_listen."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

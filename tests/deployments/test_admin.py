@@ -79,9 +79,10 @@ def test_address_of_either_family_is_taken(host: str) -> None:
 
 
 def test_one_port_for_orders_and_for_the_fleets_calls_is_a_fault() -> None:
-    same = {"admin": {"port": 8301}, "direct": {"port": 8301}}
+    same = {"admin": {"port": 8301, "token_env": "TOKEN"}, "direct": {"port": 8301}}
     with pytest.raises(DpsConfigError, match=r"direct\.port and admin\.port are both 8301"):
         parse_controller_options(same)
     parse_controller_options({**same, "direct": {"port": 8301, "enabled": False}})
+    parse_controller_options({**same, "admin": {"port": 8301}})
     with pytest.raises(DpsConfigError, match=r"user_config\.direct\.host is 'head'"):
         parse_controller_options({"direct": {"host": "head"}})
