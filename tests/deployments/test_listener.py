@@ -7,18 +7,13 @@ from typing import Any
 import httpx
 from dps_deployments.listener import Listener
 
+from dps_ray.demo.serve_config import free_port
 from dps_ray.fleet.publication import AdminOptions
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body"})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def place(port: int, **changes: Any) -> tuple[str, int] | None:
