@@ -62,6 +62,7 @@ def test_mixture_in_bfloat16_differs_by_more_than_the_bound_only_behind_a_tie_of
     subprocess.run(
         [sys.executable, "-m", "tests.engine.routed", str(answer)],
         env={**engine_environment(threads=1), "TORCHDYNAMO_DISABLE": "1"},
+        cwd=Path(__file__).parents[2],
         check=True,
         timeout=300,
     )
