@@ -114,16 +114,19 @@ def test_mode_aware_routing_spares_a_restoring_replica_that_power_of_two_goes_on
     assert ours.p95_s < min(baseline.p95_s, rival.p95_s)
 
 
-def test_dead_engine_gets_nothing_more_and_stays_dead(fleet: Fleet) -> None:
-    """The last test: the fleet that all modules share has one replica less after it."""
-    victim, other = fleet.pages
-    fleet.pages[victim].set_pin(Pin.FAST)
-    until(lambda: fleet.entry(victim)["standing"] == "dead")
-    fleet.heard()
-    assert fleet.ask(40) == {other: 40}
-    fleet.pages[victim].set_pin(Pin.AUTO)
-    time.sleep(0.5)
-    assert fleet.entry(victim)["standing"] == "dead"
+def test_dead_engine_gets_nothing_more_and_stays_dead(cluster: Cluster) -> None:
+    with deployed(cluster, cheap_app(), "dying") as fleet:
+        victim, other = fleet.pages
+        for replica_id in fleet.pages:
+            fleet.set(replica_id, IDLE)
+        fleet.ask(1)
+        fleet.pages[victim].set_pin(Pin.FAST)
+        until(lambda: fleet.entry(victim)["standing"] == "dead")
+        fleet.heard()
+        assert fleet.ask(40) == {other: 40}
+        fleet.pages[victim].set_pin(Pin.AUTO)
+        time.sleep(0.5)
+        assert fleet.entry(victim)["standing"] == "dead"
 
 
 def _policies(cluster: Cluster) -> set[str]:
