@@ -15,6 +15,9 @@ from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.retry import RetryLimits
 from dps_ray.scheduling.sum_manager import SumManager
 
+LIMITS = SwitchLimits(1.0, 0.6, 2.0, 0.0)
+"""Defaults of the engine, with a dwell long enough to see."""
+
 ZEROED, KV, PARTIAL = "zeroed", "kv", "partial"
 
 
@@ -191,3 +194,17 @@ class Replica:
         for rank in self.ranks:
             rank.finish(task)
         return self.manager.on_restored(task.unit, task.epoch)
+
+
+def burst(replica: Replica, blocks: int = 22) -> list[int | None]:
+    """Take ``blocks`` blocks (all of the replica's by default) and run the step."""
+    taken = replica.allocate(blocks)
+    assert taken is not None
+    replica.step()
+    return taken
+
+
+def calm(replica: Replica, taken: list[int | None]) -> None:
+    """Free ``taken`` and let the dwell of ``LIMITS`` pass."""
+    replica.free(taken)
+    replica.now_s += LIMITS.min_fast_dwell_s

@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.layers import LayerSegments
-from dps_ray.scheduling.policy import SwitchLimits
 
-from .replica import Replica
+from .replica import LIMITS, Replica
 
-LIMITS = SwitchLimits(1.0, 0.6, 2.0, 0.0)
 SEGMENT_BYTES = 8
 sizes = st.lists(st.integers(1, 3 * SEGMENT_BYTES), min_size=1, max_size=12)
 

@@ -7,9 +7,8 @@ from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.permits import Permits
 from dps_ray.scheduling.policy import SwitchLimits
 
-from .replica import Replica
+from .replica import LIMITS, Replica, burst, calm
 
-LIMITS = SwitchLimits(1.0, 0.6, 2.0, 0.0)
 ALL_BLOCKS = 22
 BASE_BLOCKS = 10
 
@@ -17,11 +16,7 @@ BASE_BLOCKS = 10
 def lent_replica() -> Replica:
     """A replica that has lent everything and wants it back."""
     replica = Replica(LIMITS)
-    taken = replica.allocate(ALL_BLOCKS)
-    assert taken is not None
-    replica.step()
-    replica.free(taken)
-    replica.now_s += LIMITS.min_fast_dwell_s
+    calm(replica, burst(replica))
     return replica
 
 
