@@ -5,12 +5,10 @@ one report a second, by the same client and in the same form as a real one, and 
 before it sends the next. A thousand of them share a few processes, where real ones have one each.
 """
 
-import asyncio
 import json
 import os
-import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,25 +17,15 @@ import numpy as np
 import psutil
 import ray
 from dps_deployments.controller import fleet_controller
-from dps_deployments.controller_client import (
-    CONTROLLER_DEPLOYMENT,
-    ControllerClient,
-    ControllerUnavailableError,
-    retries,
-)
-from dps_deployments.ray_adapter import resolve_method
+from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
 from ray import serve
 
-from dps_ray.bench.fleet_cost import TRANSITION_EVERY, wire_state
-from dps_ray.modes import Mode
+from dps_ray.bench.fleet_players import Listener, Player
 
 HANDLE_REPLICAS = 200
 """Replicas that report over Serve's handle for comparison: more than a few hundred overload it."""
 WARM_UP_S = 5
-STARTING = 4
-START_TIMEOUT_S = 60.0
 START_DELAY_S = 1.0
-LISTEN_S = 1.0
 AUTH_VARIABLE = "RAY_AUTH_MODE"
 OBJECT_STORE_BYTES = 100 << 20
 
@@ -74,12 +62,12 @@ def measure_serve(load: ServeLoad) -> dict[str, dict[str, Any]]:
 def _measure(load: ServeLoad, way: str) -> dict[str, Any]:
     with _controller(way) as process:
         share = -(-load.replicas // load.senders)
-        actor = ray.remote(num_cpus=0)(_Player)
+        actor = ray.remote(num_cpus=0)(Player)
         senders = [
             actor.remote(way, range(first, min(first + share, load.replicas)))
             for first in range(0, load.replicas, share)
         ]
-        listener = ray.remote(num_cpus=0)(_Listener).remote(way)
+        listener = ray.remote(num_cpus=0)(Listener).remote(way)
         ray.get([player.ready.remote() for player in [*senders, listener]])
         begin_s = time.monotonic() + START_DELAY_S
         window = begin_s + WARM_UP_S, begin_s + WARM_UP_S + load.seconds
@@ -105,159 +93,6 @@ def _measure(load: ServeLoad, way: str) -> dict[str, Any]:
         **_percentiles("round_trip", trips_ms),
         **_percentiles("router_age", router.ages_ms),
     }
-
-
-@dataclass(frozen=True)
-class _Played:
-    trips_ms: Any
-    refused: int
-    busy_s: float
-
-
-@dataclass(frozen=True)
-class _Heard:
-    publications: int
-    ages_ms: Any
-    refused: int
-    busy_s: float
-
-
-class _SharedHandles:
-    """Finds each handle once for all clients of a process."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str, str], asyncio.Task[Any]] = {}
-
-    async def __call__(self, app: str, deployment: str, method: str) -> Any:
-        name = app, deployment, method
-        if name not in self._found:
-            self._found[name] = asyncio.create_task(resolve_method(*name))
-        # One caller that gives up must not end it for the others.
-        return await asyncio.shield(self._found[name])
-
-
-class _Player:
-    """Some replicas; an actor. Times are monotonic seconds, the same in every process of a host."""
-
-    def __init__(self, controller_app: str, numbers: Sequence[int]) -> None:
-        rng = np.random.default_rng(0)
-        self._states = {
-            number: [
-                {**wire_state(number, 0, rng), "mode": mode.value, "restoring": False}
-                for mode in (Mode.FULL, Mode.FAST)
-            ]
-            for number in numbers
-        }
-        share = _SharedHandles()
-        # A connection for each, as of replicas in processes of their own; Serve's handles are
-        # shared, because each of them costs its process more than all else here.
-        self._clients = {
-            number: ControllerClient(controller_app, f"played replica {number}", share)
-            for number in numbers
-        }
-        self._trips_ms: list[float] = []
-        self._refused = 0
-
-    async def ready(self) -> None:
-        """Return once the controller has answered all, few at a time: a fleet starts slowly."""
-        turns = asyncio.Semaphore(STARTING)
-
-        async def start(number: int) -> None:
-            pauses = retries()
-            while True:
-                try:
-                    async with turns:
-                        await self._clients[number].report(
-                            {**self._states[number][0], "sequence": 0}
-                        )
-                    return
-                except ControllerUnavailableError:
-                    await asyncio.sleep(pauses.failed())
-
-        async with asyncio.timeout(START_TIMEOUT_S):
-            await asyncio.gather(*(start(number) for number in self._states))
-
-    async def play(self, begin_s: float, window: tuple[float, float]) -> _Played:
-        """Report from ``begin_s`` to the window's end; what was answered within it counts."""
-        await asyncio.sleep(max(0.0, begin_s - time.monotonic()))
-        playing = [
-            asyncio.create_task(self._replica(number, begin_s, window)) for number in self._states
-        ]
-        await asyncio.sleep(max(0.0, window[0] - time.monotonic()))
-        before_s = time.process_time()
-        await asyncio.sleep(max(0.0, window[1] - time.monotonic()))
-        busy_s = time.process_time() - before_s
-        await asyncio.gather(*playing)
-        return _Played(np.array(self._trips_ms), self._refused, busy_s)
-
-    async def _replica(self, number: int, begin_s: float, window: tuple[float, float]) -> None:
-        rng = random.Random(number)
-        due_s = begin_s + rng.random()
-        sequence = rng.randrange(TRANSITION_EVERY)
-        pauses = retries()
-        while due_s < window[1]:
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            sequence += 1
-            state = self._states[number][sequence // TRANSITION_EVERY % 2]
-            sent_s = time.monotonic()
-            try:
-                await self._clients[number].report(
-                    {**state, "sequence": sequence, "sent_at_s": sent_s},
-                )
-            except ControllerUnavailableError:
-                self._refused += 1
-                await asyncio.sleep(pauses.failed())
-                continue
-            pauses.succeeded()
-            now_s = time.monotonic()
-            if window[0] <= now_s < window[1]:
-                self._trips_ms.append((now_s - sent_s) * 1e3)
-            # As a replica does it: the next heartbeat counts from the delivery of this one.
-            due_s = max(due_s + 1.0, now_s)
-
-
-class _Listener:
-    """Some routers that only listen; an actor."""
-
-    def __init__(self, controller_app: str) -> None:
-        self._client = ControllerClient(controller_app, caller="played routers")
-        self._publications = self._refused = 0
-        self._ages_ms: list[float] = []
-
-    async def ready(self) -> None:
-        """Return once the controller has answered."""
-        await self._client.listen(None, LISTEN_S)
-
-    async def listen(self, routers: int, window: tuple[float, float]) -> _Heard:
-        """Listen to the window's end; what was heard within it counts."""
-        listening = [asyncio.create_task(self._router(window)) for _ in range(routers)]
-        await asyncio.sleep(max(0.0, window[0] - time.monotonic()))
-        before_s = time.process_time()
-        await asyncio.sleep(max(0.0, window[1] - time.monotonic()))
-        busy_s = time.process_time() - before_s
-        await asyncio.gather(*listening)
-        return _Heard(self._publications, np.array(self._ages_ms), self._refused, busy_s)
-
-    async def _router(self, window: tuple[float, float]) -> None:
-        version = None
-        pauses = retries()
-        while time.monotonic() < window[1]:
-            try:
-                publication = await self._client.listen(version, LISTEN_S)
-            except ControllerUnavailableError:
-                self._refused += 1
-                await asyncio.sleep(pauses.failed())
-                continue
-            pauses.succeeded()
-            if publication is None:
-                continue
-            snapshot, now_s = publication["snapshot"], time.monotonic()
-            if version is not None and window[0] <= now_s < window[1]:
-                self._publications += 1
-                self._ages_ms += [
-                    (now_s - entry["state"]["sent_at_s"]) * 1e3 for entry in snapshot["entries"]
-                ]
-            version = snapshot["version"]
 
 
 @contextmanager
