@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from dps_deployments.attendance import Attendance
 from dps_deployments.direct_client import CallFailedError, DirectClient, UnreachableError
 from dps_deployments.ray_adapter import CALL_ERRORS, METHOD_ERRORS, resolve_method
 from dps_ray.fleet.backoff import Backoff
@@ -61,7 +62,7 @@ class ControllerClient:
         self._resolve = resolve
         self._methods: dict[str, Any] = {}
         self._direct = DirectClient()
-        self._attending: asyncio.Task[None] | None = None
+        self._attendance = Attendance(self._direct)
         self._ways = Ways(time.monotonic, Backoff(CLOSED_FIRST_S, CLOSED_LONGEST_S))
         self._down = False
         self._shut_out = False
@@ -78,12 +79,13 @@ class ControllerClient:
             The controller did not take it.
         """
         reply = dict(await self._call("report", state, timeout_s=CALL_TIMEOUT_S))
-        access = self._ways.access
-        if access is not None and (self._attending is None or self._attending.done()):
-            self._attending = asyncio.create_task(
-                self._direct.attend(access, str(state["replica_id"]))
-            )
+        self._attendance.keep(self._ways.access, str(state["replica_id"]))
         return reply
+
+    @property
+    def is_cut_off(self) -> bool:
+        """That connection has ended: until the next report this process counts as dead."""
+        return self._attendance.is_broken
 
     async def listen(self, version: int | None, wait_s: float) -> dict[str, Any] | None:
         """Wait at most ``wait_s`` for a publication other than ``version``; in JSON form.
@@ -127,7 +129,7 @@ class ControllerClient:
             try:
                 answer = await self._direct.call(access, method, args)
             except UnreachableError as error:
-                if self._ways.lost():
+                if self._ways.lost(access):
                     closed = error
             else:
                 self._ways.reached()
@@ -147,7 +149,7 @@ class ControllerClient:
             except METHOD_ERRORS:
                 # A controller of an older release.
                 told = None
-            self._ways.told(Access(told["url"], told["secret"]) if told is not None else None)
+            self._ways.told(_access_of(told))
         return self._ways.access
 
     async def _by_handle(self, method: str, args: tuple[Any, ...]) -> Any:
@@ -162,7 +164,7 @@ class ControllerClient:
                 "%s: fleet controller in application %r does not answer (%s); going on without it",
                 self._caller,
                 self._app,
-                type(error).__name__,
+                error if isinstance(error, CallFailedError) else type(error).__name__,
             )
 
     def _note_up(self) -> None:
@@ -191,3 +193,10 @@ class ControllerClient:
                 self._caller,
                 self._app,
             )
+
+
+def _access_of(told: Any) -> Access | None:
+    """``None``: the controller has no port for calls, or one that this release cannot use."""
+    if not isinstance(told, Mapping) or not {"url", "secret"} <= told.keys():
+        return None
+    return Access(str(told["url"]), str(told["secret"]))

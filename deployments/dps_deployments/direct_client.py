@@ -1,6 +1,6 @@
 """One caller's connection to the port on which the controller takes calls directly."""
 
-import contextlib
+import socket
 from typing import Any
 
 import httpx
@@ -8,7 +8,7 @@ import pydantic_core
 
 from dps_ray.fleet.ways import Access
 
-CONNECT_TIMEOUT_S = 0.5
+CONNECT_TIMEOUT_S = 1.0
 """Within the time of one call its caller must still be able to go by the handle."""
 KEEP_ALIVE_S = 150
 """The controller keeps a connection open for so long, longer than its callers use an idle one: a
@@ -25,8 +25,30 @@ def encode(value: Any) -> bytes:
     return pydantic_core.to_json(value, inf_nan_mode="constants")
 
 
+SOCKET_OPTIONS = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+"""Of both ends: some connections are silent for hours, and one whose other end has vanished without
+a word is over after half a minute."""
+
+
 class UnreachableError(Exception):
-    """The controller is not there, or not any more."""
+    """The controller is not there, or not any more.
+
+    Parameters
+    ----------
+    message
+        What was found instead.
+    status
+        HTTP status of who answered; ``None`` when nobody did.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class CallFailedError(Exception):
@@ -45,6 +67,7 @@ class DirectClient:
             # The address is of plain HTTP; loading certificates would take 20 ms.
             verify=False,
             limits=httpx.Limits(keepalive_expiry=CALLER_KEEP_ALIVE_S),
+            socket_options=SOCKET_OPTIONS,
         )
 
     async def call(self, access: Access, method: str, args: tuple[Any, ...]) -> Any:
@@ -71,16 +94,10 @@ class DirectClient:
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
         status = response.status_code
         if status in FAILED_CALL:
-            raise CallFailedError(f"{method}: {status} {answer[:1000].decode()}")
+            raise CallFailedError(f"{method}: {status} {answer[:1000].decode(errors='replace')}")
         if status != 200:
-            raise UnreachableError(f"{method}: {status}")
+            raise UnreachableError(f"{method}: {status}", status)
         try:
             return pydantic_core.from_json(answer)
         except ValueError as error:
             raise UnreachableError(f"{method}: {error}") from error
-
-    async def attend(self, access: Access, replica_id: str) -> None:
-        """Keep a connection open until it, this task or this process ends."""
-        # A controller of an older release has no such call.
-        with contextlib.suppress(UnreachableError, CallFailedError):
-            await self.call(access, "attend", (replica_id,))

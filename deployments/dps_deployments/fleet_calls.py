@@ -64,12 +64,11 @@ class FleetCalls:
         try:
             yield
         finally:
-            self.attending[replica_id] -= 1
+            self.attending -= Counter([replica_id])
 
     def has_gone(self, replica_id: str) -> None:
         """A replica's connection has broken; it may have opened another before."""
         if not self.attending[replica_id]:
-            del self.attending[replica_id]
             self._coordinator.lose(replica_id)
             self.wake()
 

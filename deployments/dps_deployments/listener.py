@@ -10,6 +10,8 @@ from typing import Any
 
 import uvicorn
 
+from dps_deployments.direct_client import SOCKET_OPTIONS
+
 RETRY_PERIOD_S = 1.0
 
 logger = logging.getLogger("ray.serve")
@@ -160,7 +162,9 @@ def host_and_port(host: str, port: int) -> str:
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family)
-    # Connections inherit it. Event loops set it only on sockets that name their protocol, and the
+    # Connections inherit them. Event loops set it only on sockets that name their protocol, and the
     # two parts of an answer would be the 40 ms of a delayed acknowledgement apart.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in SOCKET_OPTIONS:
+        listening.setsockopt(*option)
     return listening

@@ -53,7 +53,7 @@ async def report_forever(
     while True:
         obey()
         state = read()
-        if schedule.is_due(state, time.monotonic()):
+        if client.is_cut_off or schedule.is_due(state, time.monotonic()):
             sent_at_s = time.monotonic()
             if permits.sending(state, sent_at_s):
                 # The engine loses the lease before the controller can pass it on. What it began on

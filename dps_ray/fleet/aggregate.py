@@ -82,8 +82,8 @@ class FleetAggregate:
         return verdict
 
     def lose(self, replica_id: str) -> None:
-        """A replica's connection broke: publish at once that it is dead until it is heard."""
-        if self._table.lose(replica_id):
+        """A replica's connection broke: publish at once that it counts as dead."""
+        if self._table.lose(replica_id, self._clock()):
             self._changed_in[replica_id] = self._version + 1
             self._publish()
 

@@ -37,7 +37,8 @@ class FleetFigures:
         live = present = headroom = total = 0
         parts: dict[str, tuple[int, int]] = {}
         for entry in entries:
-            present += entry.standing in (Standing.LIVE, Standing.STALE)
+            cut_off = entry.lost_ago_s is not None
+            present += entry.standing in (Standing.LIVE, Standing.STALE) or cut_off
             state = entry.state
             if entry.standing is not Standing.LIVE or state is None:
                 continue

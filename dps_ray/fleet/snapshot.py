@@ -19,7 +19,7 @@ class Standing(StrEnum):
     """Heard, but its figures were measured too long ago: they say nothing about now."""
     DRAINING = "draining"
     DEAD = "dead"
-    """It said so, which is final; or its connection broke, and it was not heard since."""
+    """It said so, which is final; or its connection has just broken, and it was not heard since."""
 
 
 class FreshnessOptions(BaseModel):
@@ -69,8 +69,10 @@ class Entry(BaseModel):
     age_s: float | None
     """Time since the state was measured, seconds; ``None`` when there is none."""
     state: ReplicaState | None
-    lost: bool = False
-    """Dead for as long as it is not heard: its connection to the controller broke."""
+    lost_ago_s: float | None = None
+    """Time since its connection to the controller broke, seconds, while that makes it dead. Most
+    likely its process was killed, and Serve will withdraw it. One that still stands when
+    ``stale_after_s`` has passed was merely cut off: it is stale then, and may serve."""
 
     @classmethod
     def cold(cls, replica_id: str) -> Self:

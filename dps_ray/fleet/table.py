@@ -37,8 +37,8 @@ class _Record:
     """The keeper's clock when the state was current."""
     heard_at_s: float
     """The keeper's clock when it came."""
-    lost: bool = False
-    """Its connection broke since, and nothing was heard after that."""
+    lost_at_s: float | None = None
+    """The keeper's clock when its connection broke, if nothing was heard after that."""
 
 
 def transition_key(state: ReplicaState) -> tuple[object, ...]:
@@ -71,16 +71,24 @@ class StateTable:
             if known.state.health is Health.DEAD and state.health is not Health.DEAD:
                 return Verdict.AFTER_DEATH
         self._records[state.replica_id] = _Record(state, now_s - age_s, now_s)
-        if known is None or known.lost or transition_key(state) != transition_key(known.state):
+        if (
+            known is None
+            or known.lost_at_s is not None
+            or transition_key(state) != transition_key(known.state)
+        ):
             return Verdict.TRANSITION
         return Verdict.REFRESH
 
-    def lose(self, replica_id: str) -> bool:
-        """Count a replica as dead until it is heard again; ``False``: that changes nothing."""
+    def lose(self, replica_id: str, at_s: float) -> bool:
+        """Note that a replica's connection broke at ``at_s``; ``False``: that changes nothing."""
         record = self._records.get(replica_id)
-        if record is None or record.lost or record.state.health in (Health.DEAD, Health.DRAINING):
+        if (
+            record is None
+            or record.lost_at_s is not None
+            or record.state.health in (Health.DEAD, Health.DRAINING)
+        ):
             return False
-        self._records[replica_id] = replace(record, lost=True)
+        self._records[replica_id] = replace(record, lost_at_s=at_s)
         return True
 
     def entry(self, replica_id: str, now_s: float, options: FreshnessOptions) -> Entry:
@@ -89,12 +97,17 @@ class StateTable:
         if record is None:
             return Entry.cold(replica_id)
         age_s = max(0.0, now_s - record.measured_at_s)
+        lost_ago_s = None if record.lost_at_s is None else max(0.0, now_s - record.lost_at_s)
+        if lost_ago_s is not None and lost_ago_s > options.stale_after_s:
+            lost_ago_s = None
         return Entry(
             replica_id=replica_id,
-            standing=Standing.DEAD if record.lost else classify(record.state, age_s, options),
+            standing=(
+                classify(record.state, age_s, options) if lost_ago_s is None else Standing.DEAD
+            ),
             age_s=age_s,
             state=record.state,
-            lost=record.lost,
+            lost_ago_s=lost_ago_s,
         )
 
     def entries(self, now_s: float, options: FreshnessOptions) -> Iterator[Entry]:

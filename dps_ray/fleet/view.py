@@ -80,8 +80,8 @@ class FleetView:
         for entry in publication.snapshot.entries:
             if entry.state is not None:
                 self._table.apply(entry.state, now_s, entry.age_s or 0.0)
-                if entry.lost:
-                    self._table.lose(entry.replica_id)
+                if entry.lost_ago_s is not None:
+                    self._table.lose(entry.replica_id, now_s - entry.lost_ago_s)
                 changed.append(entry.replica_id)
         changed += [state.replica_id for state in self._table.forget(now_s, self._freshness)]
         if outdated:
@@ -196,5 +196,8 @@ class FleetView:
         if entry.standing in (Standing.LIVE, Standing.COLD) and entry.age_s is not None:
             # Just after that moment: an entry is stale when it is older than the limit.
             stale_at_s = np.nextafter(measured_at_s + self._freshness.stale_after_s, np.inf)
+        elif entry.lost_ago_s is not None:
+            lost_at_s = now_s - entry.lost_ago_s
+            stale_at_s = np.nextafter(lost_at_s + self._freshness.stale_after_s, np.inf)
         self._stale_at_s[self._columns.index[replica_id]] = stale_at_s
         self._next_change_s = min(self._next_change_s, float(stale_at_s))

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from dps_ray.fleet.backoff import Backoff
 
+TIMEOUTS_BEFORE_ASKING = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -35,6 +37,7 @@ class Ways:
         self._pauses = pauses
         self._access: Access | None = None
         self._proven = False
+        self._misses = self._timeouts = 0
         self._closed_until_s = float("-inf")
 
     @property
@@ -56,25 +59,37 @@ class Ways:
     def reached(self) -> None:
         """A direct call was answered."""
         self._proven = True
+        self._misses = self._timeouts = 0
         self._pauses.succeeded()
 
-    def lost(self) -> bool:
-        """A direct call found no controller behind the access; whether the way is closed now."""
+    def lost(self, access: Access) -> bool:
+        """A direct call found no controller behind an access; whether the way counts as closed now.
+
+        Not at the first time: a caller whose own loop stood still was too late as well.
+        """
+        if access != self._access:
+            return False
         self._access = None
         if self._proven:
             self._proven = False
             return False
+        self._misses += 1
         self._close()
-        return True
+        return self._misses > 1
 
     def unanswered(self) -> None:
         """A call was not answered in time.
 
         A controller that answered here before is slow: asking for its access would be one more call
-        to it. Where nobody ever answered the network may swallow what is sent.
+        to it. After some times in a row it may be another's turn. Where nobody ever answered the
+        network may swallow what is sent.
         """
-        if self._access is not None and not self._proven:
-            self.lost()
+        if self._access is None:
+            return
+        self._timeouts += 1
+        if not self._proven or self._timeouts >= TIMEOUTS_BEFORE_ASKING:
+            self._timeouts = 0
+            self.lost(self._access)
 
     def _close(self) -> None:
         self._closed_until_s = self._clock() + self._pauses.failed()

@@ -27,6 +27,8 @@ def idle() -> bool:
 class NewerController:
     """Answers with a verdict that this release does not know."""
 
+    is_cut_off = False
+
     def __init__(self) -> None:
         self.reports = 0
 
@@ -57,6 +59,8 @@ class HeardError(Exception):
 
 class LastWord:
     """Ends the push loop at the first report, and keeps it and what the page allowed then."""
+
+    is_cut_off = False
 
     def __init__(self) -> None:
         self.page_until_s: float | None = None

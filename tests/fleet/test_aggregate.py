@@ -109,13 +109,15 @@ def test_death_is_final_and_outlasts_silence(fleet: FleetAggregate, clock: Clock
     assert standing(fleet) is Standing.DEAD
 
 
-def test_lost_connection_counts_as_death_until_the_next_report(fleet: FleetAggregate) -> None:
+def test_lost_connection_counts_as_death_until_the_next_report(
+    fleet: FleetAggregate, clock: Clock
+) -> None:
     fleet.apply(replica_state(sequence=1))
     version = fleet.version
     fleet.lose("a")
     assert standing(fleet) is Standing.DEAD
     (told,) = fleet.changes_since(version).entries
-    assert told.lost
+    assert told.lost_ago_s == 0.0
     fleet.lose("a")
     fleet.lose("never heard")
     assert fleet.version == version + 1
@@ -123,6 +125,11 @@ def test_lost_connection_counts_as_death_until_the_next_report(fleet: FleetAggre
     assert standing(fleet) is Standing.DEAD
     assert fleet.apply(replica_state(sequence=2)) is Verdict.TRANSITION
     assert standing(fleet) is Standing.LIVE
+    fleet.lose("a")
+    clock.now_s += fleet.options.stale_after_s
+    assert standing(fleet) is Standing.DEAD
+    clock.now_s += 0.1
+    assert standing(fleet) is Standing.STALE
 
 
 @pytest.mark.parametrize(
@@ -207,7 +214,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.fleet = FleetAggregate(AggregateOptions(), self.clock)
         self.latest: dict[str, tuple[int, bool, float]] = {}
-        self.lost: set[str] = set()
+        self.lost: dict[str, float] = {}
         self.last_version = self.fleet.version
         self.read_version: int | None = None
         self.read: dict[str, Entry] = {}
@@ -227,14 +234,14 @@ class FleetMachine(RuleBasedStateMachine):
         assert accepted == expected
         if accepted:
             self.latest[replica_id] = (sequence, dead, self.clock.now_s)
-            self.lost.discard(replica_id)
+            self.lost.pop(replica_id, None)
 
     @rule(replica_id=st.sampled_from("abc"))
     def lose(self, replica_id: str) -> None:
         self.fleet.lose(replica_id)
         _, dead, _ = self.latest.get(replica_id, (0, True, 0.0))
         if not dead:
-            self.lost.add(replica_id)
+            self.lost.setdefault(replica_id, self.clock.now_s)
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 2.0, 70.0]))
     def wait(self, seconds: float) -> None:
@@ -244,7 +251,7 @@ class FleetMachine(RuleBasedStateMachine):
         for replica_id, (_, _, at_s) in list(self.latest.items()):
             if self.clock.now_s - at_s > limit_s:
                 del self.latest[replica_id]
-                self.lost.discard(replica_id)
+                self.lost.pop(replica_id, None)
 
     @invariant()
     def snapshot_tells_the_latest_accepted_reports(self) -> None:
@@ -255,8 +262,10 @@ class FleetMachine(RuleBasedStateMachine):
             assert entry.state is not None
             assert entry.state.sequence == sequence
             assert entry.age_s == pytest.approx(self.clock.now_s - at_s)
-            assert entry.lost == (replica_id in self.lost)
-            assert (entry.standing is Standing.DEAD) == (dead or entry.lost)
+            lost_s = self.clock.now_s - self.lost.get(replica_id, -1e9)
+            lost = lost_s <= self.fleet.options.stale_after_s
+            assert entry.lost_ago_s == (lost_s if lost else None)
+            assert (entry.standing is Standing.DEAD) == (dead or lost)
 
     @rule()
     def read_changes(self) -> None:
@@ -270,7 +279,7 @@ class FleetMachine(RuleBasedStateMachine):
             assert held.state is not None
             assert entry.state is not None
             # Figures may wait for their period; a transition never does.
-            assert held.lost == entry.lost
+            assert held.lost_ago_s is not None or entry.lost_ago_s is None
             assert held.state.restoring == entry.state.restoring
             assert held.state.health is entry.state.health
 

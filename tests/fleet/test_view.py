@@ -79,14 +79,17 @@ def test_replica_whose_connection_broke_gets_nothing_until_it_is_heard_again() -
     view = view_of("a", "b")
     view.merge(publication(replica_state("a"), replica_state("b")), 0.0)
     lost = Entry(
-        replica_id="a", standing=Standing.DEAD, age_s=0.1, state=replica_state("a"), lost=True
+        replica_id="a", standing=Standing.DEAD, age_s=0.1, state=replica_state("a"), lost_ago_s=0.0
     )
     telling = publication(version=2)
     snapshot = telling.snapshot.model_copy(update={"entries": (lost,)})
     view.merge(telling.model_copy(update={"snapshot": snapshot}), 0.1)
     assert [view.decide(0.1, limit=9).order for _ in range(20)] == [("b",)] * 20
-    view.merge(publication(replica_state("a", sequence=5), version=3), 0.2)
-    assert set(view.decide(0.2, limit=9).order) == {"a", "b"}
+    assert view.decide(3.5, limit=9).order == ("b",)
+    # It still stands: Serve would have withdrawn a dead one.
+    assert set(view.decide(3.7, limit=9).order) == {"a", "b"}
+    view.merge(publication(replica_state("a", sequence=5), version=3), 3.9)
+    assert reasons(view, 3.9)["a"].tier is Tier.READY
 
 
 def test_unheard_replica_is_a_candidate_of_which_nothing_is_known() -> None:
