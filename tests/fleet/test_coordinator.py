@@ -4,7 +4,7 @@ import pytest
 
 from dps_ray.config import DpsConfigError
 from dps_ray.fleet.admission import AdmissionOptions
-from dps_ray.fleet.coordinator import Coordinator
+from dps_ray.fleet.coordinator import FIGURES_AGE_S, Coordinator
 from dps_ray.fleet.leases import LeaseOptions, Refusal
 from dps_ray.fleet.permits import ReplicaPermits
 from dps_ray.fleet.publication import ControllerOptions, parse_controller_options
@@ -52,6 +52,22 @@ def test_lease_of_a_dead_replica_is_free_at_once(coordinator: Coordinator) -> No
     assert coordinator.report(replica_state("a", 1, wants_restore=True)).lease
     coordinator.report(replica_state("a", 2, health=Health.DEAD, wants_restore=True))
     assert coordinator.report(replica_state("b", 1, wants_restore=True)).lease
+
+
+def test_controller_that_loses_most_connections_is_blind_and_grants_nothing(
+    coordinator: Coordinator, clock: Clock
+) -> None:
+    """The replicas may live, and restore on leases of their own."""
+    for number in range(10):
+        coordinator.report(replica_state(f"r{number}", 1))
+    for number in range(7):
+        coordinator.lose(f"r{number}")
+    reply = coordinator.report(replica_state("r9", 2, wants_restore=True))
+    assert (reply.lease, reply.refusal) == (False, Refusal.BLIND)
+    for number in range(3):
+        coordinator.report(replica_state(f"r{number}", 2))
+    clock.now_s += 2 * FIGURES_AGE_S
+    assert coordinator.report(replica_state("r9", 3, wants_restore=True)).lease
 
 
 def test_replica_that_fell_silent_is_forgotten_everywhere(
