@@ -18,8 +18,10 @@ MAX_WAIT_S = 30.0
 GATHER_S = 0.02
 """A router gets no publication sooner than so long after it asked, seconds: among a thousand
 replicas something changes every few milliseconds, and every answer has its cost on both sides."""
-NOT_FOR_ROUTERS = {"snapshot": {"entries": {"__all__": {"state": {"orders"}}}}}
-"""Left out of publications: every replica carries all orders, and no router reads them."""
+NOT_FOR_ROUTERS: Any = {
+    "snapshot": {"entries": {"__all__": {"state": {"orders"}, "changed_ago_s": True}}}
+}
+"""Left out of publications, since no router reads them; every replica carries all orders."""
 
 
 class FleetCalls:

@@ -107,8 +107,10 @@ async def _hurt(
         sight = watch.sight
         if sight is not None and sight.at_s > kill.at_s:
             if fault.hits_replica and after.out_of_routing_s is None and routable - sight.routable:
-                after.out_of_routing_s = sight.at_s - kill.at_s
                 after.gone = routable - sight.routable
+                gone_at_s = min(sight.gone_at_s.get(name, sight.at_s) for name in after.gone)
+                # It may be heard before the call that kills returns.
+                after.out_of_routing_s = max(0.0, gone_at_s - kill.at_s)
             after.returned |= bool(after.gone & sight.routable)
             hurt = fault.hits_replica and after.out_of_routing_s is None
             if not hurt and _is_whole(watch, target) and _replaced(target, kill.process, whole):

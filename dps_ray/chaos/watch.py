@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -33,10 +33,24 @@ class Sight:
     """Replicas that some router might send a request to: offered, and not known to be gone."""
     listening: int
     """Routers that listen to the controller."""
+    gone_at_s: Mapping[str, float] = field(default_factory=dict)
+    """Monotonic seconds when the controller heard that a replica is gone, by replica. The answer
+    may come seconds later on a machine whose every processor is busy."""
 
 
-def sight_of(status: Mapping[str, Any], at_s: float) -> Sight:
-    """Read the controller's ``GET /dps/status`` answer."""
+def sight_of(status: Mapping[str, Any], at_s: float, clocks_apart_s: float) -> Sight:
+    """Read the controller's ``GET /dps/status`` answer.
+
+    Parameters
+    ----------
+    status
+        The answer.
+    at_s
+        Monotonic seconds when it came.
+    clocks_apart_s
+        Wall clock less monotonic clock, of this host and so of the controller's.
+    """
+    made_at_s = status["time_s"] - clocks_apart_s
     standings = {entry["replica_id"]: entry["standing"] for entry in status["replicas"]}
     offered = {name for router in status["routers"] for name in router["offered"]}
     return Sight(
@@ -44,6 +58,11 @@ def sight_of(status: Mapping[str, Any], at_s: float) -> Sight:
         serving=frozenset(name for name in offered if standings.get(name) == "live"),
         routable=frozenset(name for name in offered if standings.get(name) not in GONE),
         listening=status["listening_routers"],
+        gone_at_s={
+            entry["replica_id"]: made_at_s - entry["changed_ago_s"]
+            for entry in status["replicas"]
+            if entry["standing"] in GONE
+        },
     )
 
 
@@ -103,7 +122,9 @@ class Watch:
                 try:
                     response = await http.get("/dps/status")
                     answered = response.status_code == httpx.codes.OK
-                    self.sight = sight_of(response.json(), time.monotonic()) if answered else None
+                    now_s = time.monotonic()
+                    apart_s = time.time() - now_s
+                    self.sight = sight_of(response.json(), now_s, apart_s) if answered else None
                 except httpx.TransportError:
                     self.sight = None
                 await asyncio.sleep(LOOK_PERIOD_S)

@@ -73,6 +73,8 @@ class Entry(BaseModel):
     """Time since its connection to the controller broke, seconds, while that makes it dead. Most
     likely its process was killed, and Serve will withdraw it. One that still stands when
     ``stale_after_s`` has passed was merely cut off: it is stale then, and may serve."""
+    changed_ago_s: float | None = None
+    """Time since its latest transition was heard, or its connection broke, seconds."""
 
     @classmethod
     def cold(cls, replica_id: str) -> Self:

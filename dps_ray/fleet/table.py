@@ -37,6 +37,8 @@ class _Record:
     """The keeper's clock when the state was current."""
     heard_at_s: float
     """The keeper's clock when it came."""
+    changed_at_s: float
+    """The keeper's clock when its latest transition came, or its connection broke."""
     lost_at_s: float | None = None
     """The keeper's clock when its connection broke, if nothing was heard after that."""
 
@@ -70,14 +72,14 @@ class StateTable:
                 return Verdict.OUTDATED
             if known.state.health is Health.DEAD and state.health is not Health.DEAD:
                 return Verdict.AFTER_DEATH
-        self._records[state.replica_id] = _Record(state, now_s - age_s, now_s)
-        if (
+        has_changed = (
             known is None
             or known.lost_at_s is not None
             or transition_key(state) != transition_key(known.state)
-        ):
-            return Verdict.TRANSITION
-        return Verdict.REFRESH
+        )
+        changed_at_s = now_s if known is None or has_changed else known.changed_at_s
+        self._records[state.replica_id] = _Record(state, now_s - age_s, now_s, changed_at_s)
+        return Verdict.TRANSITION if has_changed else Verdict.REFRESH
 
     def lose(self, replica_id: str, at_s: float) -> bool:
         """Note that a replica's connection broke at ``at_s``; ``False``: that changes nothing."""
@@ -88,7 +90,7 @@ class StateTable:
             or record.state.health in (Health.DEAD, Health.DRAINING)
         ):
             return False
-        self._records[replica_id] = replace(record, lost_at_s=at_s)
+        self._records[replica_id] = replace(record, lost_at_s=at_s, changed_at_s=at_s)
         return True
 
     def entry(self, replica_id: str, now_s: float, options: FreshnessOptions) -> Entry:
@@ -108,6 +110,7 @@ class StateTable:
             age_s=age_s,
             state=record.state,
             lost_ago_s=lost_ago_s,
+            changed_ago_s=max(0.0, now_s - record.changed_at_s),
         )
 
     def entries(self, now_s: float, options: FreshnessOptions) -> Iterator[Entry]:

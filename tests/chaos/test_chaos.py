@@ -22,7 +22,7 @@ from dps_ray.report import Report
 
 def test_replica_is_out_of_routing_when_no_router_offers_it_or_it_is_known_dead() -> None:
     def entry(name: str, standing: str) -> dict[str, object]:
-        return {"replica_id": name, "standing": standing}
+        return {"replica_id": name, "standing": standing, "changed_ago_s": 2.0}
 
     status = {
         "replicas": [
@@ -33,8 +33,11 @@ def test_replica_is_out_of_routing_when_no_router_offers_it_or_it_is_known_dead(
         ],
         "routers": [{"offered": ["a", "b"]}, {"offered": ["a", "d"]}],
         "listening_routers": 2,
+        "time_s": 1_000_040.0,
     }
-    sight = sight_of(status, 0.0)
+    # The answer took three seconds.
+    sight = sight_of(status, 43.0, 1_000_000.0)
+    assert sight.gone_at_s == {"b": 38.0}
     assert sight.serving == {"a"}
     assert sight.routable == {"a", "d"}
 

@@ -34,7 +34,8 @@ class Contender:
     fleet: Fleet
     hits: int = 0
     sent: int = 0
-    times_s: list[float] = field(default_factory=list)
+    times_s: list[list[float]] = field(default_factory=list)
+    """Of the later requests, by round."""
     last_hit_s: float = 0.0
     """From the restore's beginning to the last request that the restoring replica still got."""
 
@@ -45,7 +46,8 @@ class Contender:
 
     @property
     def p95_s(self) -> float:
-        return quantiles(self.times_s, n=20)[-1]
+        """Of the quietest round: what else the machine does stalls everybody, one after another."""
+        return min(quantiles(times_s, n=20)[-1] for times_s in self.times_s)
 
     def round(self, seed: int) -> None:
         """Poisson arrivals, the same for everybody; one replica begins to restore amid them."""
@@ -77,7 +79,7 @@ class Contender:
         later = [reply for reply in answered if reply[0] > restoring_s + AFTER_S]
         self.sent += len(later)
         self.hits += sum(name == victim for _, _, name in later)
-        self.times_s += [taken_s for _, taken_s, _ in later]
+        self.times_s.append([taken_s for _, taken_s, _ in later])
         self.fleet.set(victim, IDLE)
 
 
@@ -103,8 +105,11 @@ def test_mode_aware_routing_spares_a_restoring_replica_that_power_of_two_goes_on
     cluster.configure({})
     contenders = {"Serve's own": baseline, **policies}
     for name, contender in contenders.items():
-        figures = f"{contender.share:.3f} of {contender.sent}, p95 {contender.p95_s * 1000:.0f} ms"
-        figures += f", the last {contender.last_hit_s * 1000:.0f} ms after its beginning"
+        figures = (
+            f"{contender.share:.3f} of {contender.sent}, the last "
+            f"{contender.last_hit_s * 1000:.0f} ms after its beginning; p95 "
+            f"{contender.p95_s * 1000:.0f} ms in the quietest of {ROUNDS} rounds"
+        )
         record_property(name, figures)
         print(f"{name}: share to the restoring replica {figures}")
     rival, ours = policies.values()

@@ -117,7 +117,7 @@ def test_lost_connection_counts_as_death_until_the_next_report(
     fleet.lose("a")
     assert standing(fleet) is Standing.DEAD
     (told,) = fleet.changes_since(version).entries
-    assert told.lost_ago_s == 0.0
+    assert told.lost_ago_s == told.changed_ago_s == 0.0
     fleet.lose("a")
     fleet.lose("never heard")
     assert fleet.version == version + 1
@@ -130,6 +130,18 @@ def test_lost_connection_counts_as_death_until_the_next_report(
     assert standing(fleet) is Standing.DEAD
     clock.now_s += 0.1
     assert standing(fleet) is Standing.STALE
+
+
+def test_entry_tells_how_long_ago_its_latest_transition_was_heard(
+    fleet: FleetAggregate, clock: Clock
+) -> None:
+    fleet.apply(replica_state(sequence=1))
+    clock.now_s += 2.0
+    fleet.apply(replica_state(sequence=2, running=5))
+    assert fleet.snapshot().entries[0].changed_ago_s == 2.0
+    fleet.apply(replica_state(sequence=3, restoring=True))
+    clock.now_s += 1.0
+    assert fleet.snapshot().entries[0].changed_ago_s == 1.0
 
 
 @pytest.mark.parametrize(
