@@ -45,7 +45,7 @@ class DirectCalls:
         """Made anew by every controller; who may call its handles is told."""
         self._expected = f"Bearer {self.secret}".encode()
         self.answered = 0
-        """Calls that have been answered since start."""
+        """Calls since start, those of callers included that had gone when it was their turn."""
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         status, answer = await self._answer(scope, receive)

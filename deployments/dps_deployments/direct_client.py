@@ -18,13 +18,6 @@ TIMEOUTS = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S).as_dict()
 """How long the answer may take is the caller's to say."""
 FAILED_CALL = {413, 422, 500}
 """Statuses with which the controller says that it is the right one and does not take the call."""
-
-
-def encode(value: Any) -> bytes:
-    """JSON of plain objects, in which numbers may be ``Infinity`` and ``NaN``."""
-    return pydantic_core.to_json(value, inf_nan_mode="constants")
-
-
 SOCKET_OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -33,6 +26,11 @@ SOCKET_OPTIONS = [
 ]
 """Of both ends: some connections are silent for hours, and one whose other end has vanished without
 a word is over after half a minute."""
+
+
+def encode(value: Any) -> bytes:
+    """JSON of plain objects, in which numbers may be ``Infinity`` and ``NaN``."""
+    return pydantic_core.to_json(value, inf_nan_mode="constants")
 
 
 class UnreachableError(Exception):

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -33,7 +33,7 @@ class Sight:
     """Replicas that some router might send a request to: offered, and not known to be gone."""
     listening: int
     """Routers that listen to the controller."""
-    gone_at_s: Mapping[str, float] = field(default_factory=dict)
+    gone_at_s: Mapping[str, float]
     """Monotonic seconds when the controller heard that a replica is gone, by replica. The answer
     may come seconds later on a machine whose every processor is busy."""
 

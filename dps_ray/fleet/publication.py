@@ -145,7 +145,7 @@ def parse_controller_options(user_config: Any) -> ControllerOptions:
 
 
 class Publication(BaseModel):
-    """One answer to a router that both_listen."""
+    """One answer to a router that listens."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

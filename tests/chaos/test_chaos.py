@@ -167,7 +167,9 @@ def test_dead_replica_that_returns_to_routing_is_seen(
     monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     def sight(*replicas: str) -> Sight:
-        return Sight(float("inf"), frozenset(replicas), frozenset(replicas), listening=1)
+        return Sight(
+            float("inf"), frozenset(replicas), frozenset(replicas), listening=1, gone_at_s={}
+        )
 
     before = sight("victim", "other")
     again = before if comes_back else sight("other")
@@ -194,7 +196,7 @@ def test_kill_waits_for_a_look_at_the_fleet(monkeypatch: pytest.MonkeyPatch) -> 
     """A status call had failed just then; without a look, leaving routing could not be seen."""
 
     def sight(at_s: float, *replicas: str) -> Sight:
-        return Sight(at_s, frozenset(replicas), frozenset(replicas), listening=1)
+        return Sight(at_s, frozenset(replicas), frozenset(replicas), listening=1, gone_at_s={})
 
     class Looks:
         """Fails at first, then shows the killed replica leave."""

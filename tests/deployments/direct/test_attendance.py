@@ -41,6 +41,12 @@ async def told_of(controller: PlayedController) -> Entry:
     return entry
 
 
+async def attend(controller: PlayedController, client: ControllerClient) -> None:
+    """A replica reports, and keeps a connection open."""
+    await client.report(state("a"))
+    await until(lambda: controller.calls.attending["a"] == 1)
+
+
 def connections(listener: Listener) -> list[Any]:
     server = listener._server
     assert server is not None
@@ -79,8 +85,7 @@ def test_replica_whose_process_is_killed_is_published_as_dead_at_once() -> None:
 
 def test_replica_that_lives_says_so_when_its_connection_breaks() -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
-        await client.report(state("a"))
-        await until(lambda: controller.calls.attending["a"] == 1)
+        await attend(controller, client)
         assert not client.is_cut_off
         # As a firewall does that forgets connections.
         for connection in connections(controller.listener):
@@ -97,8 +102,7 @@ def test_replica_that_lives_says_so_when_its_connection_breaks() -> None:
 
 def test_port_that_is_closed_loses_no_replica_and_a_new_one_is_attended() -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
-        await client.report(state("a"))
-        await until(lambda: controller.calls.attending["a"] == 1)
+        await attend(controller, client)
         await controller.listener.close()
         assert not controller.calls.attending
         assert (await told_of(controller)).standing is Standing.LIVE
@@ -115,8 +119,7 @@ def test_controller_that_vanished_without_a_word_holds_nobody() -> None:
     """Its connection never ends; the next controller answers."""
 
     async def play(controller: PlayedController, client: ControllerClient) -> None:
-        await client.report(state("a"))
-        await until(lambda: controller.calls.attending["a"] == 1)
+        await attend(controller, client)
         vanished = controller.listener
         controller.direct = DirectCalls(controller.calls)
         controller.listener = Listener(

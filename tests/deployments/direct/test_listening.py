@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import time
+from typing import Any
 
 from dps_deployments.controller_client import ControllerClient
 from dps_deployments.fleet_calls import GATHER_S
@@ -12,15 +13,23 @@ from dps_ray.fleet.state import ReplicaState
 from .play import PlayedController, played, state
 
 
+async def start_listening(
+    controller: PlayedController, client: ControllerClient
+) -> asyncio.Task[dict[str, Any] | None]:
+    """A router that waits for the version after the first."""
+    await client.report(state("a"))
+    first = await client.listen(None, 1.0)
+    assert first is not None
+    listening = asyncio.create_task(client.listen(first["snapshot"]["version"], 20.0))
+    while controller.calls.listeners == 0:
+        await asyncio.sleep(0.01)
+    return listening
+
+
 def test_router_that_has_gone_listens_no_longer() -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
-        await client.report(state("a"))
-        first = await client.listen(None, 1.0)
-        assert first is not None
-        listening = asyncio.create_task(client.listen(first["snapshot"]["version"], 20.0))
         async with asyncio.timeout(5.0):
-            while controller.calls.listeners == 0:
-                await asyncio.sleep(0.01)
+            listening = await start_listening(controller, client)
             listening.cancel()
             while controller.calls.listeners == 1:
                 await asyncio.sleep(0.01)
@@ -30,13 +39,8 @@ def test_router_that_has_gone_listens_no_longer() -> None:
 
 def test_router_that_listens_goes_on_by_the_handle_when_the_port_closes(said: list[str]) -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
-        await client.report(state("a"))
-        first = await client.listen(None, 1.0)
-        assert first is not None
-        listening = asyncio.create_task(client.listen(first["snapshot"]["version"], 20.0))
         async with asyncio.timeout(5.0):
-            while controller.calls.listeners == 0:
-                await asyncio.sleep(0.01)
+            listening = await start_listening(controller, client)
             controller.access = None
             await controller.listener.close()
             while "listen" not in controller.by_handle:
