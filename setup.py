@@ -12,7 +12,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOTS = ("kernels", "deployments", "autoscaling")
 CSRC = Path("kernels/csrc")
-BINDINGS = ("binding.cpp", "binding_packed.cpp")  # the only files that see torch's headers
+# The only files that see torch's headers.
+BINDINGS = ("binding.cpp", "binding_packed.cpp", "binding_route.cpp")
 
 FLAGS = ["-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
 # Each instruction set has a file of its own, the only one compiled with its flags: the CPU is

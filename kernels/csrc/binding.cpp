@@ -117,7 +117,7 @@ Tensor grouped(const Tensor& x, const NestedWeight& w, const std::vector<int64_t
   for (int64_t expert = 0; expert + 1 < static_cast<int64_t>(offsets.size()); ++expert)
     if (offsets[expert] < offsets[expert + 1])
       for (int64_t row = 0; row < rows; row += kBlock) tasks.emplace_back(expert, row);
-  dps::parallel_tasks(tasks.size(), [&](int64_t task, int64_t) {
+  dps::parallel_tasks(0, tasks.size(), [&](int64_t task, int64_t) {
     const auto [expert, row] = tasks[task];
     const int64_t begin = offsets[expert];
     const dps::Gemm gemm{w.matrix(expert),

@@ -4,13 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <new>
 #include <optional>
 #include <vector>
 
 #include "kernels.h"
+#include "tasks.h"
 
 namespace dps {
 
@@ -97,23 +97,6 @@ inline float* scratch(int64_t floats) {
     size = floats;
   }
   return memory.get();
-}
-
-// Experts differ in load, so that threads take tasks as they become free. `run(task, following)`
-// learns what its thread does next, or `tasks`: the last tasks are not claimed ahead, since a thread
-// that is still busy would keep them from one that is free.
-template <typename Run>
-void parallel_tasks(int64_t tasks, const Run& run) {
-  std::atomic<int64_t> next{0};
-  const int64_t threads = std::min<int64_t>(tasks, at::get_num_threads());
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t task = next++; task < tasks;) {
-      const bool plenty = task + 2 * threads <= tasks;
-      const int64_t claimed = plenty ? next++ : tasks;
-      run(task, claimed);
-      task = plenty ? claimed : next++;
-    }
-  });
 }
 
 }  // namespace dps

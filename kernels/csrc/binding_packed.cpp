@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <cstring>
+#include <thread>
 
 #include "binding.h"
 
@@ -87,97 +88,140 @@ Tensor linear(const Tensor& x, const Tensor& upper, const std::optional<Tensor>&
   const int64_t runs = std::min(kTasksOfThread * at::get_num_threads(),
                                 panels * kPanelRows * columns * tokens / kGrain);
   const int64_t size = even_share(panels, runs);
-  parallel_tasks((panels + size - 1) / size, [&](int64_t task, int64_t following) {
-    packed().gemm(gemm, task * size, std::min((task + 1) * size, panels), following * size,
+  parallel_tasks(0, (panels + size - 1) / size, [&](int64_t task, int64_t following) {
+    const int64_t after = (following < 0 ? task : following) * size;
+    packed().gemm(gemm, task * size, std::min((task + 1) * size, panels), after,
                   scratch(packed_scratch(tokens)));
   });
   return y;
 }
 
-// Tasks of the routed experts, in the order in which their weights stand in memory: each is a run
-// of panels, as many runs an expert as keep all threads busy to the end.
-struct Tasks {
+// The work of a pass over routed experts: runs of gate and up panels, then of down panels, each of
+// which waits for the gated rows of its expert.
+class Plan {
+ public:
+  enum class Part { GateUp, Down };
   struct Task {
+    Part part;
     int64_t expert, first, last;
   };
-  std::vector<Task> list;
 
-  Tasks(const Routing& routing, int64_t first, int64_t last) {
-    const auto& offsets = routing.offsets;
-    int64_t active = 0;
-    for (size_t expert = 0; expert + 1 < offsets.size(); ++expert)
-      active += offsets[expert] < offsets[expert + 1];
-    const int64_t runs = kTasksOfThread * at::get_num_threads() / active;
-    const int64_t size = even_share(last - first, runs);
-    for (int64_t expert = 0; expert + 1 < static_cast<int64_t>(offsets.size()); ++expert)
-      if (offsets[expert] < offsets[expert + 1])
-        for (int64_t panel = first; panel < last; panel += size)
-          list.push_back({expert, panel, std::min(panel + size, last)});
+  explicit Plan(const Routing& routing) : open_(routing.offsets.size()) {
+    for (size_t expert = 0; expert + 1 < routing.offsets.size(); ++expert)
+      if (routing.offsets[expert] < routing.offsets[expert + 1]) active_.push_back(expert);
   }
 
-  // Where a task begins, in panels of an expert's weight, of which each has so many.
-  int64_t start(int64_t index, int64_t expert, int64_t panels) const {
-    if (index >= static_cast<int64_t>(list.size())) index = list.size() - 1;
-    return (list[index].expert - expert) * panels + list[index].first;
-  }
-};
-
-// Panels [first, last) of every expert's gated rows, as packed activations.
-void gate_rows(const Tensor& x, const NestedWeight& w13, const Routing& routing, Tensor& gated) {
-  const int64_t hidden = w13.columns(), inner = w13.rows() / 2;
-  const Tasks tasks(routing, 0, inner / kPanelRows);
-  parallel_tasks(tasks.list.size(), [&](int64_t index, int64_t following) {
-    const auto [expert, first, last] = tasks.list[index];
-    const int64_t after = tasks.start(following, expert, w13.rows() / kPanelRows);
-    const int64_t row = routing.offsets[expert], count = routing.offsets[expert + 1] - row;
-    // An expert's tokens are gathered where they stay in the cache until all its panels are done.
-    for (int64_t begin = 0; begin < count; begin += kBlockTokens) {
-      const int64_t tokens = std::min(kBlockTokens, count - begin);
-      float* const room = scratch(packed_scratch(tokens) + tokens * hidden / 2);
-      auto* const tiles = reinterpret_cast<uint16_t*>(room + packed_scratch(tokens));
-      for (int64_t token = 0; token < tokens; token += kTileTokens)
-        pack_tile(halves(x), routing.source.data() + row + begin, token, tokens, hidden, tiles);
-      const PackedGemm gemm{w13.matrix(expert),
-                            tiles,
-                            tokens,
-                            nullptr,
-                            halves_out(gated) + (row + begin) * inner,
-                            Dtype::Bf16,
-                            inner};
-      for (int64_t panel = first; panel < last; panel += kBlockPanels / 2) {
-        const int64_t end = std::min(panel + kBlockPanels / 2, last);
-        packed().gate(gemm, w13.rows(), panel, end, end < last ? end : after, room);
+  // As many runs an expert as keep all threads busy to the end, equally many for each if it can be;
+  // `work` is the multiply-adds of all.
+  void add(Part part, int64_t panels, int64_t work) {
+    const int64_t threads = at::get_num_threads(), active = active_.size();
+    int64_t runs = std::min(kTasksOfThread * threads, work / kGrain) / active;
+    if (runs > threads) runs -= runs % threads;
+    const int64_t size = even_share(panels, runs);
+    for (const int64_t expert : active_) {
+      for (int64_t first = 0; first < panels; first += size) {
+        list_.push_back({part, expert, first, std::min(first + size, panels)});
+        if (part == Part::GateUp) open_[expert].fetch_add(1, std::memory_order_relaxed);
       }
     }
-  });
+    if (part == Part::GateUp) gates_ = list_.size();
+  }
+
+  template <typename Run>
+  void run(const Run& run) {
+    parallel_tasks(gates_, list_.size(), [&](int64_t index, int64_t following) {
+      const Task& task = list_[index];
+      auto& open = open_[task.expert];
+      if (task.part == Part::GateUp) {
+        const Closing closing{open};
+        run(task, following);
+      } else {
+        while (open.load(std::memory_order_acquire) > 0) std::this_thread::yield();
+        run(task, following);
+      }
+    });
+    list_.clear();
+    gates_ = 0;
+  }
+
+  // Where the thread goes on, in panels from the first of the task's expert; each has so many.
+  int64_t after(const Task& task, int64_t following, int64_t panels) const {
+    if (following < 0 || list_[following].part != task.part) return task.first;
+    return (list_[following].expert - task.expert) * panels + list_[following].first;
+  }
+
+ private:
+  // Also where a run throws: others would wait for ever.
+  struct Closing {
+    std::atomic<int32_t>& open;
+    ~Closing() { open.fetch_sub(1, std::memory_order_release); }
+  };
+
+  std::vector<int64_t> active_;
+  std::vector<Task> list_;
+  int64_t gates_ = 0;
+  std::vector<std::atomic<int32_t>> open_;  // runs of gate and up panels that are not done
+};
+
+// Gate panels [first, last) and their up panels times an expert's tokens, into gated rows as packed
+// activations.
+void gate_rows(const Tensor& x, const NestedWeight& w13, const Routing& routing,
+               const Plan::Task& task, int64_t after, uint16_t* gated) {
+  const int64_t hidden = w13.columns(), inner = w13.rows() / 2;
+  const int64_t row = routing.offsets[task.expert], count = routing.offsets[task.expert + 1] - row;
+  // An expert's tokens are gathered where they stay in the cache until all its panels are done.
+  for (int64_t begin = 0; begin < count; begin += kBlockTokens) {
+    const int64_t tokens = std::min(kBlockTokens, count - begin);
+    float* const room = scratch(packed_scratch(tokens) + tokens * hidden / 2);
+    auto* const tiles = reinterpret_cast<uint16_t*>(room + packed_scratch(tokens));
+    for (int64_t token = 0; token < tokens; token += kTileTokens)
+      pack_tile(halves(x), routing.source.data() + row + begin, token, tokens, hidden, tiles);
+    const PackedGemm gemm{w13.matrix(task.expert),
+                          tiles,
+                          tokens,
+                          nullptr,
+                          gated + (row + begin) * inner,
+                          Dtype::Bf16,
+                          inner};
+    for (int64_t panel = task.first; panel < task.last; panel += kBlockPanels / 2) {
+      const int64_t end = std::min(panel + kBlockPanels / 2, task.last);
+      packed().gate(gemm, w13.rows(), panel, end, end < task.last ? end : after, room);
+    }
+  }
 }
 
-// Rows of w2 times the gated rows, summed over each token's experts; a block of the columns of y at
-// a time, so that float32 rows of all pairs of token and expert take little memory.
-void combine_rows(const Tensor& gated, const NestedWeight& w2, const Routing& routing,
-                  const float* factors, int64_t top_k, uint16_t* y) {
-  const int64_t pairs = gated.size(0), hidden = w2.rows(), inner = w2.columns();
+// One pass of tokens through their experts. The second product goes over blocks of output columns, so
+// that float32 rows of all pairs of token and expert take little memory.
+void pass(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2, const Routing& routing,
+          const float* factors, int64_t top_k, uint16_t* y) {
+  const int64_t hidden = w2.rows(), inner = w2.columns(), pairs = x.size(0) * top_k;
   const int64_t whole = hidden / kPanelRows;
   const int64_t block = std::clamp<int64_t>(kRowFloats / (pairs * kPanelRows), 1, whole);
-  const Tensor rows =
-      at::empty({pairs, block * kPanelRows}, gated.options().dtype(at::kFloat));
+  Tensor gated = at::empty({pairs, inner}, x.options());
+  Tensor rows = at::empty({pairs, block * kPanelRows}, x.options().dtype(at::kFloat));
+  Plan plan(routing);
+  plan.add(Plan::Part::GateUp, inner / kPanelRows, pairs * 2 * inner * hidden);
   for (int64_t begin = 0; begin < whole; begin += block) {
     const int64_t columns = std::min(block, whole - begin) * kPanelRows;
-    const Tasks tasks(routing, 0, columns / kPanelRows);
-    parallel_tasks(tasks.list.size(), [&](int64_t index, int64_t following) {
-      const auto [expert, first, last] = tasks.list[index];
-      const int64_t after = tasks.start(following, expert, whole);
-      const int64_t row = routing.offsets[expert];
-      const PackedGemm gemm{w2.matrix(expert, begin * kPanelRows),
+    plan.add(Plan::Part::Down, columns / kPanelRows, pairs * inner * columns);
+    plan.run([&](const Plan::Task& task, int64_t following) {
+      if (task.part == Plan::Part::GateUp) {
+        const int64_t after = plan.after(task, following, w13.rows() / kPanelRows);
+        return gate_rows(x, w13, routing, task, after, halves_out(gated));
+      }
+      const int64_t row = routing.offsets[task.expert];
+      const PackedGemm gemm{w2.matrix(task.expert, begin * kPanelRows),
                             halves(gated) + row * inner,
-                            routing.offsets[expert + 1] - row,
+                            routing.offsets[task.expert + 1] - row,
                             nullptr,
                             rows.mutable_data_ptr<float>() + row * columns,
                             Dtype::Fp32,
                             columns};
-      packed().gemm(gemm, first, last, after, scratch(packed_scratch(gemm.tokens)));
+      packed().gemm(gemm, task.first, task.last, plan.after(task, following, whole),
+                    scratch(packed_scratch(gemm.tokens)));
     });
-    at::parallel_for(0, pairs / top_k, 4, [&](int64_t first, int64_t last) {
+    const int64_t grain = std::max<int64_t>(1, kGrain / (top_k * columns));
+    at::parallel_for(0, pairs / top_k, grain, [&](int64_t first, int64_t last) {
       for (int64_t token = first; token < last; ++token)
         packed().combine(rows.const_data_ptr<float>(), routing.position.data() + token * top_k,
                          factors + token * top_k, top_k, columns,
@@ -207,10 +251,8 @@ Tensor moe(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& 
   for (int64_t first = 0; first < tokens; first += kPassTokens) {
     const Tensor part = input.narrow(0, first, std::min(kPassTokens, tokens - first));
     const Routing routing(id + first * top_k, part.size(0), top_k, w13.upper.size(0));
-    Tensor gated = at::empty({part.size(0) * top_k, w2.columns()}, x.options());
-    gate_rows(part, w13, routing, gated);
-    combine_rows(gated, w2, routing, factors.const_data_ptr<float>() + first * top_k, top_k,
-                 halves_out(y) + first * hidden);
+    pass(part, w13, w2, routing, factors.const_data_ptr<float>() + first * top_k, top_k,
+         halves_out(y) + first * hidden);
   }
   return y;
 }

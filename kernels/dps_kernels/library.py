@@ -20,6 +20,7 @@ _OPERATORS = (
     "moe_packed",
     "read_all",
     "reconstruct",
+    "route",
     "row_sums",
     "zero_all",
 )
@@ -104,6 +105,13 @@ def _register_fakes() -> None:
     @torch.library.register_fake(f"{_OPS}::moe")
     def _moe(x: Tensor, *_: object) -> Tensor:
         return torch.empty_like(x)
+
+    @torch.library.register_fake(f"{_OPS}::route")
+    def _route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        shape = (logits.shape[0], top_k)
+        return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(
+            shape, dtype=torch.int64
+        )
 
     @torch.library.register_fake(f"{_OPS}::reconstruct")
     def _reconstruct(*_: object) -> None:

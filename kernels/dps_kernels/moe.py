@@ -106,6 +106,11 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         Weights, float32 but rounded to the logits' dtype, and experts' numbers, int64, both
         [T, top-k] in the order in which ``torch.topk`` finds them unsorted.
     """
+    if runs_compiled(logits):
+        weights: Tensor
+        ids: Tensor
+        weights, ids = torch.ops.dps_kernels.route.default(logits, top_k)
+        return weights, ids
     best, ids = torch.topk(logits, top_k, dim=-1, sorted=False)
     return best.softmax(dim=-1).float(), ids
 

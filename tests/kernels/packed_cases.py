@@ -98,12 +98,33 @@ def a_token_gets_the_same_bits_from_its_experts_in_every_batch() -> None:
         assert torch.equal(moe(x[part], w13, w2, factors[part], ids[part]), together[part]), part
 
 
+def experts_get_the_same_bits_from_any_number_of_threads() -> None:
+    """Also from more threads than cores, where one that waits for gated rows keeps others off."""
+    experts, hidden, inner = 12, 256, 512
+    w13 = packed(planes(nested((experts, 2 * inner, hidden), "e4m3_row", BF16, seed=3), True))
+    w2 = packed(planes(nested((experts, hidden, inner), "e4m3_row", BF16, seed=4), True))
+    threads = torch.get_num_threads()
+    try:
+        for tokens in (1, 5, 70):
+            x = normal(tokens, hidden, dtype=BF16, seed=1)
+            factors, ids = normal(tokens, experts, seed=5).softmax(dim=-1).topk(3, dim=-1)
+            torch.set_num_threads(1)
+            alone = moe(x, w13, w2, factors, ids)
+            for many in (2, 3, 7):
+                torch.set_num_threads(many)
+                for _ in range(20):
+                    assert torch.equal(moe(x, w13, w2, factors, ids), alone), (tokens, many)
+    finally:
+        torch.set_num_threads(threads)
+
+
 CASES = (
     every_value_is_multiplied_exactly,
     products_equal_float64,
     a_token_gets_the_same_bits_in_every_batch,
     experts_equal_float64,
     a_token_gets_the_same_bits_from_its_experts_in_every_batch,
+    experts_get_the_same_bits_from_any_number_of_threads,
 )
 
 if __name__ == "__main__":
