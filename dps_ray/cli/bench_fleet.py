@@ -4,10 +4,10 @@ import argparse
 
 from pydantic import TypeAdapter
 
-from dps_ray.bench.fleet_cost import FleetLoad, measure_controller, measure_decisions
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.cli.positive import require_positive
 from dps_ray.fleet.policies import Policy
+from dps_ray.fleet_cost.controller import FleetLoad, measure_controller, measure_decisions
 from dps_ray.report import Report
 
 P99_LIMIT_US = 200.0
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure_serve(args: argparse.Namespace, report: Report) -> None:
     # Ray takes seconds to import, which the other figures can do without.
-    from dps_ray.bench.fleet_serve import ServeLoad, measure_serve
+    from dps_ray.fleet_cost.deployed import ServeLoad, measure_serve
 
     measured = measure_serve(ServeLoad(replicas=args.replicas, seconds=2 * args.seconds))
     report.figures["serve"] = measured

@@ -20,7 +20,7 @@ from dps_deployments.controller import fleet_controller
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
 from ray import serve
 
-from dps_ray.bench.fleet_players import Listener, Player
+from dps_ray.fleet_cost.players import Listener, Player
 
 HANDLE_REPLICAS = 200
 """Replicas that report over Serve's handle for comparison: more than a few hundred overload it."""

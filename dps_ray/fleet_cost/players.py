@@ -18,7 +18,7 @@ from dps_deployments.controller_client import (
 )
 from dps_deployments.ray_adapter import resolve_method
 
-from dps_ray.bench.fleet_cost import TRANSITION_EVERY, wire_state
+from dps_ray.fleet_cost.controller import TRANSITION_EVERY, wire_state
 from dps_ray.modes import Mode
 
 STARTING = 4

@@ -1,0 +1,1 @@
+"""``dps-ray bench fleet``: what the fleet's own code costs, without Ray and as it is deployed."""
