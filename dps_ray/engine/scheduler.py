@@ -1,6 +1,7 @@
 """vLLM's scheduler with the SUM manager beside it: every step carries a ``StepCommand``."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from itertools import chain
@@ -20,7 +21,7 @@ from dps_ray.engine.publisher import StatusPublisher
 from dps_ray.engine.rank_reports import RankReports
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Mode, Pin
-from dps_ray.scheduling.block_precision import BlockPrecision, Written, goes_on
+from dps_ray.scheduling.block_precision import BlockPrecision, Written, worth_noting
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
@@ -82,6 +83,8 @@ class ElasticScheduling(_Mixin):
             layers=self._ranks.layers(),
             save_prefixes=options.save_prefixes and pool.enable_caching,
         )
+        managers = self.kv_cache_manager.coordinator.single_type_managers
+        self._window_tokens = math.gcd(*(manager.block_size for manager in managers))
         self._gave_up = False
         self._ending = False
         pool.tables = self._block_tables
@@ -208,14 +211,13 @@ class ElasticScheduling(_Mixin):
         """What a step computes, by request, where that can change what stands behind a block; the
         null block holds nothing."""
         managers = self.kv_cache_manager.coordinator.single_type_managers
-        sizes = {manager.block_size for manager in managers}
-        cached = output.scheduled_cached_reqs
-        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        starts |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        for name, tokens in output.num_scheduled_tokens.items():
-            start, end = starts[name], starts[name] + tokens
-            if goes_on(mode, start, tokens, sizes):
-                continue
+        cached, tokens = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        starts = chain(
+            zip(cached.req_ids, cached.num_computed_tokens, strict=True),
+            ((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs),
+        )
+        for name, start in worth_noting(mode, starts, tokens, self._window_tokens):
+            end = start + tokens[name]
             blocks: list[int] = []
             previous: list[int] = []
             for manager in managers:
@@ -255,22 +257,27 @@ class ElasticScheduling(_Mixin):
 
     def _pressure(self) -> Pressure:
         base_blocks = self._pool.first_elastic - 1
-        # Requests that wait for full mode must not be what keeps it from returning.
-        held = self._full_requests.barred(self.mode)
-        # No threshold lies above the base blocks: a longer queue need not be summed up each step.
-        waiting_blocks = 0
-        for request in chain(self.waiting, self.skipped_waiting):
-            if request.request_id in held:
-                continue
-            waiting_blocks += -(-request.num_tokens // self.block_size)
-            if waiting_blocks >= base_blocks:
-                break
+        waiting_requests = len(self.waiting) + len(self.skipped_waiting)
         return Pressure(
             used_blocks=self._pool.live_blocks,
             base_blocks=base_blocks,
-            waiting_requests=len(self.waiting) + len(self.skipped_waiting),
-            waiting_blocks=waiting_blocks,
+            waiting_requests=waiting_requests,
+            waiting_blocks=self._waiting_blocks(base_blocks) if waiting_requests else 0,
         )
+
+    def _waiting_blocks(self, enough: int) -> int:
+        """Blocks that waiting requests will need, summed up until there are ``enough``: no
+        threshold lies above the base blocks."""
+        # Requests that wait for full mode must not be what keeps it from returning.
+        held = self._full_requests.barred(self.mode)
+        blocks = 0
+        for request in chain(self.waiting, self.skipped_waiting):
+            if request.request_id in held:
+                continue
+            blocks += -(-request.num_tokens // self.block_size)
+            if blocks >= enough:
+                break
+        return blocks
 
     def _publish_counts(self) -> None:
         """What a pass changes by itself: requests come, end and are preempted."""

@@ -81,9 +81,8 @@ class RestoreWorker:
         RuntimeError
             Caused by what the thread died of.
         """
-        with self._changed:
-            if self._died is not None:
-                raise RuntimeError("the restore thread died") from self._died
+        if self._died is not None:
+            raise RuntimeError("the restore thread died") from self._died
 
     def submit(self, task: RestoreTask, fence: Fence) -> None:
         """Queue a restore; nothing is copied before ``fence`` has been reached."""
@@ -115,9 +114,12 @@ class RestoreWorker:
                     self._region.driver.compute.wait_for(self._issued)
 
     def hold(self, held: bool) -> None:
-        """Let restores stop where they are, chunks in flight aside, or go on from there."""
-        with self._changed:
-            if held is not self._held:
+        """Let restores stop where they are, chunks in flight aside, or go on from there.
+
+        Only the steps' thread calls it: nobody else changes what it asks without the lock.
+        """
+        if held is not self._held:
+            with self._changed:
                 self._held = held
                 self._changed.notify_all()
 

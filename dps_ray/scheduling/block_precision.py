@@ -1,6 +1,6 @@
 """Which precision stands behind each KV block: what wrote it, and what it was computed from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +18,10 @@ class Written:
     that still has it (a sliding window may have dropped it); ``None`` at the start."""
 
 
-def goes_on(mode: Mode, start: int, tokens: int, block_sizes: Iterable[int]) -> bool:
-    """Whether ``BlockPrecision.note_step`` need not hear of this part of a step.
+def worth_noting(
+    mode: Mode, starts: Iterable[tuple[str, int]], tokens: Mapping[str, int], window_tokens: int
+) -> Iterator[tuple[str, int]]:
+    """Give those of ``starts`` whose part of a step ``BlockPrecision.note_step`` must hear of.
 
     A full pass that stays within blocks which earlier tokens have begun leaves their marks as they
     are.
@@ -28,18 +30,15 @@ def goes_on(mode: Mode, start: int, tokens: int, block_sizes: Iterable[int]) -> 
     ----------
     mode
         Of the step.
-    start, tokens
-        The request's first token in the step, and how many follow from it on.
-    block_sizes
-        Tokens of a block, in each group of layers.
+    starts, tokens
+        Each request's name and first token in the step; by name, how many follow from it on.
+    window_tokens
+        A common divisor of all groups' block sizes: what stays within such a window, and does not
+        begin it, does so in the blocks of every group.
     """
-    if mode is not Mode.FULL:
-        return False
-    # A loop: this is asked for every request of every step.
-    for size in block_sizes:  # noqa: SIM110
-        if not 0 < start % size <= size - tokens:
-            return False
-    return True
+    for name, start in starts:
+        if mode is Mode.FAST or not 0 < start % window_tokens <= window_tokens - tokens[name]:
+            yield name, start
 
 
 class BlockPrecision:

@@ -62,6 +62,7 @@ class UnitLedger:
         self._avail = FullestFirst(blocks_per_unit)
         self._num_full = 0
         self._kv_free_blocks = 0
+        self._lendable_blocks = num_units * blocks_per_unit
         self._last_epoch = 0
 
     # -- reading ----------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class UnitLedger:
     @property
     def lendable_blocks(self) -> int:
         """Blocks that lending every BACKED and RESTORING unit would give."""
-        return (len(self._backed) + len(self._restoring)) * self.blocks_per_unit
+        return self._lendable_blocks
 
     @property
     def fully_backed(self) -> bool:
@@ -205,6 +206,7 @@ class UnitLedger:
         del self._free_units[unit]
         del self._waiting[segment]
         self._kv_free_blocks -= self.blocks_per_unit
+        self._lendable_blocks += self.blocks_per_unit
         self._restoring[unit] = task
         self._segment[unit] = segment
         self._state[unit] = UnitState.RESTORING
@@ -244,6 +246,7 @@ class UnitLedger:
         self._state[unit] = UnitState.FREE
         self._free_units[unit] = None
         self._kv_free_blocks += self.blocks_per_unit
+        self._lendable_blocks -= self.blocks_per_unit
         return segment
 
     def _move_kv(self, unit: int, used: int) -> None:

@@ -28,6 +28,9 @@ def check_ledger(ledger: UnitLedger) -> None:
     kv_free = sum(ledger.free_blocks(unit) for unit in range(ledger.num_units))
     if kv_free != ledger._kv_free_blocks:
         raise LedgerError(f"{ledger._kv_free_blocks} free blocks are counted, {kv_free} exist")
+    lendable = (len(ledger._backed) + len(ledger._restoring)) * ledger.blocks_per_unit
+    if lendable != ledger._lendable_blocks:
+        raise LedgerError(f"{ledger._lendable_blocks} lendable blocks are counted, not {lendable}")
     epochs = [task.epoch for task in ledger._restoring.values()]
     if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > ledger._last_epoch):
         raise LedgerError(f"epochs of open restores do not grow: {epochs}")

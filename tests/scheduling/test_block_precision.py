@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps_ray.modes import Mode
-from dps_ray.scheduling.block_precision import BlockPrecision, Written, goes_on
+from dps_ray.scheduling.block_precision import BlockPrecision, Written, worth_noting
 
 BLOCK_TOKENS = 4
 
@@ -103,16 +103,15 @@ def test_what_goes_on_in_begun_blocks_changes_no_mark(steps: list[tuple[Mode, in
             previous += table[(start - 1) // size :][:1] if start else []
         step = [Written(written, previous if start else None)]
         told.note_step(mode, step)
-        if not goes_on(mode, start, tokens, sizes):
+        if list(worth_noting(mode, [("a", start)], {"a": tokens}, BLOCK_TOKENS)):
             spared.note_step(mode, step)
         start = end
         blocks = [*tables[0], *tables[1]]
         assert [told.is_full(b) for b in blocks] == [spared.is_full(b) for b in blocks]
 
 
-def test_a_full_step_within_a_begun_block_goes_on_and_no_other_does() -> None:
-    assert goes_on(Mode.FULL, 5, 3, (4,))
-    assert not goes_on(Mode.FULL, 5, 4, (4,))
-    assert not goes_on(Mode.FULL, 4, 1, (4,))
-    assert not goes_on(Mode.FAST, 5, 1, (4,))
-    assert not goes_on(Mode.FULL, 8, 1, (16, 4))
+def test_all_but_a_full_step_within_a_begun_block_is_worth_noting() -> None:
+    starts = [("within", 5), ("beyond", 5), ("begins", 4)]
+    tokens = {"within": 3, "beyond": 4, "begins": 1}
+    assert list(worth_noting(Mode.FULL, starts, tokens, 4)) == starts[1:]
+    assert list(worth_noting(Mode.FAST, starts, tokens, 4)) == starts

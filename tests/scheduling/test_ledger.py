@@ -171,6 +171,10 @@ def _free_blocks_miscounted(ledger: UnitLedger) -> None:
     ledger._kv_free_blocks += 1
 
 
+def _lendable_blocks_miscounted(ledger: UnitLedger) -> None:
+    ledger._lendable_blocks -= 1
+
+
 def _unit_listed_under_another_state(ledger: UnitLedger) -> None:
     ledger._state[2] = UnitState.FULL
 
@@ -189,6 +193,7 @@ def _restore_of_another_segment(ledger: UnitLedger) -> None:
         (_two_units_hold_one_segment, "a segment stands in two units"),
         (_live_block_under_a_segment, "unit 0 holds segment 0 and 1 live blocks"),
         (_free_blocks_miscounted, "3 free blocks are counted, 2 exist"),
+        (_lendable_blocks_miscounted, "lendable blocks are counted, not"),
         (_unit_listed_under_another_state, "unit 2 is full with 0 live blocks"),
         (_stale_segment_in_a_backed_unit, "segment 0 is stale"),
         (_restore_of_another_segment, "unit 0 restores RestoreTask"),
