@@ -13,7 +13,7 @@ from setuptools.command.build_ext import build_ext
 ROOTS = ("kernels", "deployments", "autoscaling")
 CSRC = Path("kernels/csrc")
 # The only files that see torch's headers.
-BINDINGS = ("binding.cpp", "binding_packed.cpp", "binding_route.cpp")
+BINDINGS = ("binding.cpp", "binding_packed.cpp", "binding_route.cpp", "module.cpp")
 
 FLAGS = ["-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
 # Each instruction set has a file of its own, the only one compiled with its flags: the CPU is
@@ -49,7 +49,9 @@ class BuildKernels(build_ext):
         try:
             self._compile(ext)
         except Exception as error:
-            self._leave_out(ext, f"compiling failed ({error}); install g++ 11 or newer")
+            self._leave_out(
+                ext, f"compiling failed ({error}); install g++ 11 or newer and Python's headers"
+            )
         else:
             for folder in self._packages(ext):
                 (folder / REASON).unlink(missing_ok=True)
@@ -79,7 +81,7 @@ class BuildKernels(build_ext):
             objects,
             str(target),
             library_dirs=[str(self._torch_libraries())],
-            libraries=["c10", "torch_cpu", "torch"],
+            libraries=["c10", "torch_cpu", "torch", "torch_python"],
             extra_postargs=[str(self._openmp())],
             target_lang="c++",
         )

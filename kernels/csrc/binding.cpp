@@ -1,9 +1,8 @@
-// torch operators over the kernels, on weights in row-major order.
+// What the kernels do to torch's tensors, on weights in row-major order.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/library.h>
 
 #include "binding.h"
 
@@ -67,6 +66,10 @@ Tensor multiply(const Tensor& x, const dps::Weight& weight, int64_t rows,
   return y;
 }
 
+}  // namespace
+
+namespace dps {
+
 Tensor linear(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower, bool e5m2,
               const std::optional<Tensor>& row_shift, const std::optional<Tensor>& bias) {
   const NestedWeight weight{upper, lower, e5m2, row_shift};
@@ -106,6 +109,10 @@ void reconstruct(const Tensor& out, const Tensor& upper, const std::optional<Ten
     }
   });
 }
+
+}  // namespace dps
+
+namespace {
 
 // y[p] = x[p] @ w[expert of p] for rows sorted by expert.
 Tensor grouped(const Tensor& x, const NestedWeight& w, const std::vector<int64_t>& offsets) {
@@ -154,6 +161,10 @@ Tensor moe_pass(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2
   return rows.view({tokens, top_k, -1}).mul_(weights.unsqueeze(2)).sum(1).to(x.scalar_type());
 }
 
+}  // namespace
+
+namespace dps {
+
 Tensor moe(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& lower13,
            bool e5m2_13, const std::optional<Tensor>& row_shift13, const Tensor& upper2,
            const std::optional<Tensor>& lower2, bool e5m2_2,
@@ -193,6 +204,10 @@ void zero_all(Tensor data) {
                   data.numel() * data.element_size());
 }
 
+}  // namespace dps
+
+namespace {
+
 uint64_t* rows_of(const Tensor& words, int64_t count) {
   TORCH_CHECK(words.is_contiguous() && words.scalar_type() == at::kLong && words.numel() == count,
               "words: ", count, " contiguous int64 are needed, not ", words.numel(), " of ",
@@ -200,44 +215,20 @@ uint64_t* rows_of(const Tensor& words, int64_t count) {
   return reinterpret_cast<uint64_t*>(words.data_ptr<int64_t>());
 }
 
-void row_sums(const Tensor& words, const Tensor& weights, Tensor sums) {
+}  // namespace
+
+namespace dps {
+
+void row_sums_of(const Tensor& words, const Tensor& weights, Tensor sums) {
   const int64_t rows = sums.numel(), columns = weights.numel();
   dps::row_sums(rows_of(words, rows * columns), rows_of(weights, columns), rows, columns,
                 rows_of(sums, rows));
 }
 
-void copy_rows(Tensor target, const Tensor& source, const Tensor& weights, Tensor sums) {
+void copy_rows_of(Tensor target, const Tensor& source, const Tensor& weights, Tensor sums) {
   const int64_t rows = sums.numel(), columns = weights.numel();
   dps::copy_rows(rows_of(target, rows * columns), rows_of(source, rows * columns),
                  rows_of(weights, columns), rows, columns, rows_of(sums, rows));
 }
 
-std::string isa() { return dps::kernels().name; }
-
-}  // namespace
-
-TORCH_LIBRARY(dps_kernels, m) {
-  m.def("linear(Tensor x, Tensor upper, Tensor? lower, bool e5m2, Tensor? row_shift, Tensor? bias) -> Tensor");
-  m.def("linear_16bit(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
-  m.def("reconstruct(Tensor(a!) out, Tensor upper, Tensor? lower, bool e5m2, Tensor? row_shift, "
-        "int rows_per_block, int interleave, Tensor? experts) -> ()");
-  m.def("moe(Tensor x, Tensor upper13, Tensor? lower13, bool e5m2_13, Tensor? row_shift13, "
-        "Tensor upper2, Tensor? lower2, bool e5m2_2, Tensor? row_shift2, Tensor topk_weights, "
-        "Tensor topk_ids) -> Tensor");
-  m.def("read_all(Tensor data) -> int");
-  m.def("zero_all(Tensor(a!) data) -> ()");
-  m.def("row_sums(Tensor words, Tensor weights, Tensor(a!) sums) -> ()");
-  m.def("copy_rows(Tensor(a!) target, Tensor source, Tensor weights, Tensor(b!) sums) -> ()");
-  m.def("isa() -> str", isa);
-}
-
-TORCH_LIBRARY_IMPL(dps_kernels, CPU, m) {
-  m.impl("linear", linear);
-  m.impl("linear_16bit", linear_16bit);
-  m.impl("reconstruct", reconstruct);
-  m.impl("moe", moe);
-  m.impl("read_all", read_all);
-  m.impl("zero_all", zero_all);
-  m.impl("row_sums", row_sums);
-  m.impl("copy_rows", copy_rows);
-}
+}  // namespace dps

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "kernels.h"
@@ -98,5 +99,31 @@ inline float* scratch(int64_t floats) {
   }
   return memory.get();
 }
+
+// What the Python module offers, of both orders of weights; the Python package says what it does.
+Tensor linear(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower, bool e5m2,
+              const std::optional<Tensor>& row_shift, const std::optional<Tensor>& bias);
+Tensor linear_packed(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower,
+                     bool e5m2, const std::optional<Tensor>& row_shift,
+                     const std::optional<Tensor>& bias);
+Tensor moe(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& lower13,
+           bool e5m2_13, const std::optional<Tensor>& row_shift13, const Tensor& upper2,
+           const std::optional<Tensor>& lower2, bool e5m2_2,
+           const std::optional<Tensor>& row_shift2, const Tensor& topk_weights,
+           const Tensor& topk_ids);
+Tensor moe_packed(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& lower13,
+                  bool e5m2_13, const std::optional<Tensor>& row_shift13, const Tensor& upper2,
+                  const std::optional<Tensor>& lower2, bool e5m2_2,
+                  const std::optional<Tensor>& row_shift2, const Tensor& topk_weights,
+                  const Tensor& topk_ids);
+std::tuple<Tensor, Tensor> route(const Tensor& logits, int64_t top_k);
+Tensor linear_16bit(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
+void reconstruct(const Tensor& out, const Tensor& upper, const std::optional<Tensor>& lower,
+                 bool e5m2, const std::optional<Tensor>& row_shift, int64_t rows_per_block,
+                 int64_t interleave, const std::optional<Tensor>& experts);
+int64_t read_all(const Tensor& data);
+void zero_all(Tensor data);
+void row_sums_of(const Tensor& words, const Tensor& weights, Tensor sums);
+void copy_rows_of(Tensor target, const Tensor& source, const Tensor& weights, Tensor sums);
 
 }  // namespace dps

@@ -1,8 +1,7 @@
-// torch operators on packed weights: bfloat16 activations, instruction sets that multiply them.
+// The same on packed weights: bfloat16 activations, instruction sets that multiply them.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/library.h>
 
 #include <cstring>
 #include <thread>
@@ -54,7 +53,10 @@ void pack_tile(const uint16_t* x, const int64_t* source, int64_t token, int64_t 
   }
 }
 
-Tensor linear(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower, bool e5m2,
+}  // namespace
+
+namespace dps {
+Tensor linear_packed(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower, bool e5m2,
               const std::optional<Tensor>& row_shift, const std::optional<Tensor>& bias) {
   const NestedWeight weight{upper, lower, e5m2, row_shift};
   weight.check(2);
@@ -95,6 +97,9 @@ Tensor linear(const Tensor& x, const Tensor& upper, const std::optional<Tensor>&
   });
   return y;
 }
+}  // namespace dps
+
+namespace {
 
 // The work of a pass over routed experts: runs of gate and up panels, then of down panels, each of
 // which waits for the gated rows of its expert.
@@ -230,7 +235,10 @@ void pass(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2, cons
   }
 }
 
-Tensor moe(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& lower13,
+}  // namespace
+
+namespace dps {
+Tensor moe_packed(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& lower13,
            bool e5m2_13, const std::optional<Tensor>& row_shift13, const Tensor& upper2,
            const std::optional<Tensor>& lower2, bool e5m2_2,
            const std::optional<Tensor>& row_shift2, const Tensor& topk_weights,
@@ -256,21 +264,4 @@ Tensor moe(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& 
   }
   return y;
 }
-
-bool has_packed() { return kernels().packed; }
-
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(dps_kernels, m) {
-  m.def("linear_packed(Tensor x, Tensor upper, Tensor? lower, bool e5m2, Tensor? row_shift, "
-        "Tensor? bias) -> Tensor");
-  m.def("moe_packed(Tensor x, Tensor upper13, Tensor? lower13, bool e5m2_13, Tensor? row_shift13, "
-        "Tensor upper2, Tensor? lower2, bool e5m2_2, Tensor? row_shift2, Tensor topk_weights, "
-        "Tensor topk_ids) -> Tensor");
-  m.def("has_packed() -> bool", has_packed);
-}
-
-TORCH_LIBRARY_IMPL(dps_kernels, CPU, m) {
-  m.impl("linear_packed", linear);
-  m.impl("moe_packed", moe);
-}
+}  // namespace dps

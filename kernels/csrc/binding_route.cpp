@@ -1,8 +1,7 @@
-// Choosing each token's experts, as one operator: of torch's own three, each takes as long as the
-// whole for the few tokens of a decoding step.
+// Choosing each token's experts in one call: each of torch's own three takes as long as the whole for
+// the few tokens of a decoding step.
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <tuple>
@@ -51,6 +50,9 @@ void route_rows(const T* logits, int64_t tokens, int64_t experts, int64_t k, flo
   });
 }
 
+}  // namespace
+
+namespace dps {
 std::tuple<Tensor, Tensor> route(const Tensor& logits, int64_t top_k) {
   TORCH_CHECK(logits.dim() == 2, "logits has ", logits.dim(),
               " dimensions: [tokens, experts] is needed");
@@ -66,11 +68,4 @@ std::tuple<Tensor, Tensor> route(const Tensor& logits, int64_t top_k) {
       });
   return {weights, ids};
 }
-
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(dps_kernels, m) {
-  m.def("route(Tensor logits, int top_k) -> (Tensor, Tensor)");
-}
-
-TORCH_LIBRARY_IMPL(dps_kernels, CPU, m) { m.impl("route", route); }
+}  // namespace dps

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dps_kernels.library import available
+from dps_kernels.library import available, native
 
 MIX_SHIFT = 29
 
@@ -31,7 +31,7 @@ def row_sums(words: NDArray[np.uint64], weights: NDArray[np.uint64]) -> NDArray[
     if not available() or not words.size:
         return mixed(words) @ weights
     sums = np.empty(words.shape[0], dtype=np.uint64)
-    torch.ops.dps_kernels.row_sums(*map(_signed, (words, weights, sums)))
+    native().row_sums(*map(_signed, (words, weights, sums)))
     return sums
 
 
@@ -55,7 +55,7 @@ def copy_rows(
         target[...] = source
         return mixed(target) @ weights
     sums = np.empty(source.shape[0], dtype=np.uint64)
-    torch.ops.dps_kernels.copy_rows(*map(_signed, (target, source, weights, sums)))
+    native().copy_rows(*map(_signed, (target, source, weights, sums)))
     return sums
 
 

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from dps_kernels import fallback
-from dps_kernels.library import has_packed, runs_compiled
+from dps_kernels.library import native, runs_compiled
 from dps_kernels.planes import (
     FLOATS,
     HALVES,
-    IS_E5M2,
     K16,
     PACKED,
-    ROW_MAJOR,
     Planes,
     check_planes,
     check_tensor,
+    multiplies,
+    native_planes,
 )
 
 
@@ -65,15 +65,13 @@ def prepare_linear(planes: Planes, dtype: torch.dtype) -> Callable[[Tensor, Tens
     Callable
         Takes ``x`` and ``bias``.
     """
-    upper, lower, fmt, row_shift, _ = planes
-    op = _compiled(planes, dtype)
-    if op is None:
+    product = _compiled(planes, dtype)
+    if product is None:
         return partial(_general, planes)
-    e5m2 = IS_E5M2[fmt]
 
     def compiled(x: Tensor, bias: Tensor | None) -> Tensor:
         try:
-            y: Tensor = op(x, upper, lower, e5m2, row_shift, bias)
+            y: Tensor = product(x, bias)
         except RuntimeError:
             _check(x, planes, bias)
             if x.dtype != dtype:
@@ -94,13 +92,11 @@ def _general(planes: Planes, x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _compiled(planes: Planes, dtype: torch.dtype) -> Callable[..., Tensor] | None:
-    if not runs_compiled(planes.upper) or planes.fmt not in IS_E5M2:
+    weights = native_planes(planes)
+    if weights is None or not multiplies(planes.layout, dtype):
         return None
-    if planes.layout == ROW_MAJOR:
-        return torch.ops.dps_kernels.linear.default
-    if planes.layout == PACKED and dtype == torch.bfloat16 and has_packed():
-        return torch.ops.dps_kernels.linear_packed.default
-    return None
+    product: Callable[..., Tensor] = native().Linear(planes.layout == PACKED, weights)
+    return product
 
 
 def linear_16bit(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -128,7 +124,7 @@ def linear_16bit(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     check_tensor("weight", weight, weight.shape, HALVES)
     _check_operands(x, weight, bias)
     if runs_compiled(weight):
-        y: Tensor = torch.ops.dps_kernels.linear_16bit(x, weight, bias)
+        y: Tensor = native().linear_16bit(x, weight, bias)
         return y
     return fallback.linear(x, weight, bias)
 

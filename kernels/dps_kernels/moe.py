@@ -7,8 +7,16 @@ import torch
 from torch import Tensor
 
 from dps_kernels import fallback
-from dps_kernels.library import has_packed, runs_compiled
-from dps_kernels.planes import FLOATS, IS_E5M2, K16, PACKED, ROW_MAJOR, Planes, check_planes
+from dps_kernels.library import native, runs_compiled
+from dps_kernels.planes import (
+    FLOATS,
+    K16,
+    PACKED,
+    Planes,
+    check_planes,
+    multiplies,
+    native_planes,
+)
 
 
 def moe(
@@ -68,18 +76,13 @@ def prepare_moe(
     Callable
         Takes ``x``, ``topk_weights`` and ``topk_ids``.
     """
-    op = _compiled(w13, w2, dtype)
-    if op is None:
+    experts = _compiled(w13, w2, dtype)
+    if experts is None:
         return partial(_general, w13, w2)
-    weights = tuple(
-        field
-        for planes in (w13, w2)
-        for field in (planes.upper, planes.lower, IS_E5M2[planes.fmt], planes.row_shift)
-    )
 
     def compiled(x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         try:
-            y: Tensor = op(x, *weights, topk_weights, topk_ids)
+            y: Tensor = experts(x, topk_weights, topk_ids)
         except RuntimeError:
             _check(x, w13, w2, topk_weights, topk_ids)
             if x.dtype != dtype:
@@ -109,7 +112,7 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     if runs_compiled(logits):
         weights: Tensor
         ids: Tensor
-        weights, ids = torch.ops.dps_kernels.route.default(logits, top_k)
+        weights, ids = native().route(logits, top_k)
         return weights, ids
     best, ids = torch.topk(logits, top_k, dim=-1, sorted=False)
     return best.softmax(dim=-1).float(), ids
@@ -126,15 +129,13 @@ def _general(w13: Planes, w2: Planes, x: Tensor, topk_weights: Tensor, topk_ids:
 
 
 def _compiled(w13: Planes, w2: Planes, dtype: torch.dtype) -> Callable[..., Tensor] | None:
-    if not runs_compiled(w13.upper) or w13.layout != w2.layout:
+    weights13, weights2 = native_planes(w13), native_planes(w2)
+    if weights13 is None or weights2 is None:
         return None
-    if not {w13.fmt, w2.fmt} <= IS_E5M2.keys():
+    if w13.layout != w2.layout or not multiplies(w13.layout, dtype):
         return None
-    if w13.layout == ROW_MAJOR:
-        return torch.ops.dps_kernels.moe.default
-    if w13.layout == PACKED and dtype == torch.bfloat16 and has_packed():
-        return torch.ops.dps_kernels.moe_packed.default
-    return None
+    experts: Callable[..., Tensor] = native().Experts(w13.layout == PACKED, weights13, weights2)
+    return experts
 
 
 def _check(x: Tensor, w13: Planes, w2: Planes, topk_weights: Tensor, topk_ids: Tensor) -> None:

@@ -1,11 +1,11 @@
 """The weights that the kernels read, the order of their bytes, and the checks on both."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dps_kernels.library import has_packed
+from dps_kernels.library import has_packed, native, runs_compiled
 
 IS_E5M2 = {"e4m3": False, "e4m3_row": False, "e5m2": True}
 FORMATS = tuple(IS_E5M2)
@@ -54,6 +54,20 @@ class Planes(NamedTuple):
     """Order of the elements of ``upper`` and ``lower``, see `preferred_layout`."""
 
 
+def native_planes(planes: Planes) -> Any:
+    """Give the compiled library's view of planes, or ``None`` where it is not to read them."""
+    if not runs_compiled(planes.upper) or planes.fmt not in IS_E5M2:
+        return None
+    return native().Planes(planes.upper, planes.lower, IS_E5M2[planes.fmt], planes.row_shift)
+
+
+def multiplies(layout: Layout, act_dtype: torch.dtype) -> bool:
+    """Whether the compiled library multiplies activations by weights in this order."""
+    if layout == PACKED:
+        return act_dtype == torch.bfloat16 and has_packed()
+    return layout == ROW_MAJOR
+
+
 def preferred_layout(device_type: str, rows: int, columns: int, act_dtype: torch.dtype) -> Layout:
     """Give the order in which the kernels of a device read weights fastest.
 
@@ -71,7 +85,7 @@ def preferred_layout(device_type: str, rows: int, columns: int, act_dtype: torch
         return K16 if columns % 16 == 0 else ROW_MAJOR
     # The gate rows and the up rows of an expert must each be whole blocks: hence 64.
     whole = rows % 64 == 0 and columns % 32 == 0
-    return PACKED if whole and act_dtype == torch.bfloat16 and has_packed() else ROW_MAJOR
+    return PACKED if whole and multiplies(PACKED, act_dtype) else ROW_MAJOR
 
 
 def to_layout(plane: Tensor, layout: Layout) -> Tensor:

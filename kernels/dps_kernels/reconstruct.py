@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dps_kernels import fallback
-from dps_kernels.library import runs_compiled
+from dps_kernels.library import native, runs_compiled
 from dps_kernels.planes import HALVES, Planes, check_layout, check_planes, check_tensor
 
 
@@ -32,7 +32,7 @@ def reconstruct(out: Tensor, planes: Planes, experts: Tensor | None = None) -> N
     if experts is not None:
         _check_experts(experts, upper)
     if runs_compiled(upper):
-        torch.ops.dps_kernels.reconstruct(
+        native().reconstruct(
             out, upper, lower, fmt == "e5m2", row_shift, rows_per_block, interleave, experts
         )
     elif experts is None:

@@ -1,9 +1,8 @@
 """Memory at its own speed: read once, which is the ceiling of the kernels, and zeroed."""
 
-import torch
 from torch import Tensor
 
-from dps_kernels.library import runs_compiled
+from dps_kernels.library import native, runs_compiled
 
 
 def read_all(data: Tensor) -> None:
@@ -12,7 +11,7 @@ def read_all(data: Tensor) -> None:
     Without the compiled library torch's own sum reads it, somewhat below what the memory gives.
     """
     if runs_compiled(data):
-        torch.ops.dps_kernels.read_all(data)
+        native().read_all(data)
     else:
         data.sum()
 
@@ -20,6 +19,6 @@ def read_all(data: Tensor) -> None:
 def zero_all(data: Tensor) -> None:
     """Fill a contiguous uint8 tensor with zeros in the calling thread, past the caches."""
     if runs_compiled(data):
-        torch.ops.dps_kernels.zero_all(data)
+        native().zero_all(data)
     else:
         data.numpy().fill(0)

@@ -74,8 +74,8 @@ def _dense(
     half = copies_within(share, shape.numel)
     stock = [device.linears(weight) for _ in range(whole)]
     kernels: Kernels = {
-        FULL: [partial(_nested_linear, _planes(nested, full=True)) for _ in range(whole)],
-        FAST: [partial(_nested_linear, _planes(nested, full=False)) for _ in range(half)],
+        FULL: [_linear(_planes(nested, full=True), dtype) for _ in range(whole)],
+        FAST: [_linear(_planes(nested, full=False), dtype) for _ in range(half)],
         **{name: [copy[name] for copy in stock] for name in stock[0]},
     }
     notes = []
@@ -112,7 +112,7 @@ def _moe(
 
     def experts(full: bool) -> Callable[..., Tensor]:
         w13_planes, w2_planes = (_planes(each, full=full) for each in nested)
-        return partial(_nested_moe, w13_planes, w2_planes)
+        return dps_kernels.prepare_moe(w13_planes, w2_planes, dtype)
 
     stock = [device.experts(w13, w2) for _ in range(whole)]
     kernels: Kernels = {
@@ -129,7 +129,7 @@ def _moe(
             turns, routed = [], 0
             for i in range(ROUTINGS):
                 weights, ids = _routing(shape, tokens, ROUTINGS * seed + i, device.type)
-                turns.append(partial(calls[i % len(calls)], x, weights=weights, ids=ids))
+                turns.append(partial(calls[i % len(calls)], x, weights, ids))
                 routed += ids.unique().numel()
             contenders[name] = device.rotating(turns)
             read[name] = routed / ROUTINGS * shape.expert_numel
@@ -140,8 +140,7 @@ def _moe(
     weights, ids = _routing(shape, CHECK_TOKENS, 0, device.type)
     wanted = _reference_moe(x, w13, w2, weights, ids)
     errors = {
-        name: relative_error(calls[0](x, weights=weights, ids=ids), wanted)
-        for name, calls in kernels.items()
+        name: relative_error(calls[0](x, weights, ids), wanted) for name, calls in kernels.items()
     }
     return Subject("/".join(dict.fromkeys(str(each.fmt) for each in nested)), job, errors)
 
@@ -202,12 +201,9 @@ def _planes(nested: NestedTensor, *, full: bool) -> Planes:
     return Planes(upper, lower, str(nested.fmt), nested.row_shift, layout)
 
 
-def _nested_linear(planes: Planes, x: Tensor) -> Tensor:
-    return dps_kernels.linear(x, planes)
-
-
-def _nested_moe(w13: Planes, w2: Planes, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    return dps_kernels.moe(x, w13, w2, weights, ids)
+def _linear(planes: Planes, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    product = dps_kernels.prepare_linear(planes, dtype)
+    return lambda x: product(x, None)
 
 
 def _routing(shape: Moe, tokens: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
