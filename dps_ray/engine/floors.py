@@ -73,6 +73,8 @@ class FullRequests:
     def barred(self, mode: Mode) -> set[str]:
         """Requests that no step may compute now: in fast mode all of them, always those that are
         about to end."""
+        if not (self._names or self._too_large or self._gave_up):
+            return set()
         ending = self._too_large | self._gave_up.keys()
         return self._names | ending if mode is Mode.FAST else ending
 

@@ -106,11 +106,13 @@ class ElasticScheduling(_Mixin):
         self._obey_operator()
         self._obey_fleet()
         self._ranks.deliver(self.sum_manager)
-        self._report_giving_up()
-        if self.sum_manager.may_compact:
-            self.sum_manager.compact(self._pressure())
+        if not self.sum_manager.settled:
+            self._report_giving_up()
+            if self.sum_manager.may_compact:
+                self.sum_manager.compact(self._pressure())
         # vLLM's own list of requests to end with an error at the next output.
-        self.grammar_compile_error_reqs.update(self._full_requests.give_up(self.mode))
+        if late := self._full_requests.give_up(self.mode):
+            self.grammar_compile_error_reqs.update(late)
         held = self._hold_back()
         output = super().schedule(*args, **kwargs)
         # Nothing ends a request while a step is scheduled, so all of them still wait.

@@ -6,6 +6,7 @@ restores as soon as a unit is free. This policy keeps the first rule and bounds 
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.trend import DemandTrend
@@ -28,8 +29,7 @@ class SwitchLimits:
     """How far growing demand is projected ahead before both thresholds are asked, seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pressure:
+class Pressure(NamedTuple):
     """Demand for KV blocks at one scheduler step."""
 
     used_blocks: int

@@ -109,6 +109,11 @@ class SumManager:
         return self._latest
 
     @property
+    def settled(self) -> bool:
+        """In full mode with all memory in place: only a lend or a pin changes what comes."""
+        return self._settled
+
+    @property
     def pin(self) -> Pin:
         """The operator's pin."""
         return self._pin
