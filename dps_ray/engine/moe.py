@@ -123,7 +123,8 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
         self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Each token's weights and experts, as the stock kernel finds them."""
-        if self._plain_routing:
+        # The stock kernel routes by itself: what is rebuilt for it must be what it will choose.
+        if self.fused is not None and self._plain_routing:
             return dps_kernels.route(router_logits, self.moe.experts_per_token)
         weights, ids = self.moe_kernel.fused_experts._select_experts(
             x,

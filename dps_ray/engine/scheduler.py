@@ -1,7 +1,6 @@
 """vLLM's scheduler with the SUM manager beside it: every step carries a ``StepCommand``."""
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from itertools import chain
@@ -20,8 +19,9 @@ from dps_ray.engine.idle import wait_when_idle
 from dps_ray.engine.publisher import StatusPublisher
 from dps_ray.engine.rank_reports import RankReports
 from dps_ray.engine.status_page import StatusPage
+from dps_ray.engine.step_writes import StepWrites
 from dps_ray.modes import Mode, Pin
-from dps_ray.scheduling.block_precision import BlockPrecision, Written, worth_noting
+from dps_ray.scheduling.block_precision import BlockPrecision
 from dps_ray.scheduling.ledger import UnitLedger
 from dps_ray.scheduling.policy import Pressure, SwitchLimits
 from dps_ray.scheduling.sum_manager import SumManager
@@ -83,8 +83,7 @@ class ElasticScheduling(_Mixin):
             layers=self._ranks.layers(),
             save_prefixes=options.save_prefixes and pool.enable_caching,
         )
-        managers = self.kv_cache_manager.coordinator.single_type_managers
-        self._window_tokens = math.gcd(*(manager.block_size for manager in managers))
+        self._writes = StepWrites(self.kv_cache_manager.coordinator.single_type_managers)
         self._gave_up = False
         self._ending = False
         pool.tables = self._block_tables
@@ -122,7 +121,9 @@ class ElasticScheduling(_Mixin):
         before = self.sum_manager.latest
         output.dps = self.sum_manager.plan_step(self._pressure())
         if self._pool.enable_caching:
-            self._pool.precision.note_step(output.dps.mode, self._written(output, output.dps.mode))
+            self._pool.precision.note_step(
+                output.dps.mode, self._writes.of(output, output.dps.mode)
+            )
         if output.dps is before:
             self._publish_counts()
         else:
@@ -208,27 +209,6 @@ class ElasticScheduling(_Mixin):
     def _next_step_may_be_full(self) -> bool:
         manager = self.sum_manager
         return manager.pin is not Pin.FAST and manager.ledger.mode_allowed() is Mode.FULL
-
-    def _written(self, output: Any, mode: Mode) -> Iterator[Written]:
-        """What a step computes, by request, where that can change what stands behind a block; the
-        null block holds nothing."""
-        managers = self.kv_cache_manager.coordinator.single_type_managers
-        cached, tokens = output.scheduled_cached_reqs, output.num_scheduled_tokens
-        starts = chain(
-            zip(cached.req_ids, cached.num_computed_tokens, strict=True),
-            ((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs),
-        )
-        for name, start in worth_noting(mode, starts, tokens, self._window_tokens):
-            end = start + tokens[name]
-            blocks: list[int] = []
-            previous: list[int] = []
-            for manager in managers:
-                size, table = manager.block_size, manager.req_to_blocks[name]
-                written = table[start // size : -(-end // size)]
-                blocks += (block.block_id for block in written if not block.is_null)
-                if start and not (last := table[(start - 1) // size]).is_null:
-                    previous.append(last.block_id)
-            yield Written(blocks, previous if start else None)
 
     def _block_tables(self) -> Iterator[list[KVCacheBlock]]:
         for manager in self.kv_cache_manager.coordinator.single_type_managers:

@@ -116,7 +116,7 @@ class RestoreWorker:
     def hold(self, held: bool) -> None:
         """Let restores stop where they are, chunks in flight aside, or go on from there.
 
-        Only the steps' thread calls it: nobody else changes what it asks without the lock.
+        Only the steps' thread calls it and writes ``_held``, so that it may read it unlocked.
         """
         if held is not self._held:
             with self._changed:

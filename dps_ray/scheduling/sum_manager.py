@@ -110,7 +110,7 @@ class SumManager:
 
     @property
     def settled(self) -> bool:
-        """In full mode with all memory in place: only a lend or a pin changes what comes."""
+        """Whether only a lend, a pin or a lack of memory could make the coming step another one."""
         return self._settled
 
     @property

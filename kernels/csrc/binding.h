@@ -31,6 +31,9 @@ struct NestedWeight {
   void check(int64_t dimensions) const {
     TORCH_CHECK(upper.dim() == dimensions && upper.numel() > 0 && upper.is_contiguous(), "upper");
     TORCH_CHECK(!lower || (lower->sizes() == upper.sizes() && lower->is_contiguous()), "lower");
+    TORCH_CHECK(upper.scalar_type() == at::kByte && (!lower || lower->scalar_type() == at::kByte) &&
+                    (!row_shift || row_shift->scalar_type() == at::kChar),
+                "dtypes");
     TORCH_CHECK(!row_shift || (row_shift->numel() == upper.numel() / columns() &&
                                row_shift->is_contiguous()),
                 "row_shift");

@@ -1,4 +1,5 @@
-// The same on packed weights: bfloat16 activations, instruction sets that multiply them.
+// The kernels on tensors, weights in packed order: bfloat16 activations, instruction sets that
+// multiply them.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -56,6 +57,7 @@ void pack_tile(const uint16_t* x, const int64_t* source, int64_t token, int64_t 
 }  // namespace
 
 namespace dps {
+
 Tensor linear_packed(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower, bool e5m2,
               const std::optional<Tensor>& row_shift, const std::optional<Tensor>& bias) {
   const NestedWeight weight{upper, lower, e5m2, row_shift};
@@ -97,6 +99,7 @@ Tensor linear_packed(const Tensor& x, const Tensor& upper, const std::optional<T
   });
   return y;
 }
+
 }  // namespace dps
 
 namespace {
@@ -137,13 +140,19 @@ class Plan {
     parallel_tasks(gates_, list_.size(), [&](int64_t index, int64_t following) {
       const Task& task = list_[index];
       auto& open = open_[task.expert];
-      if (task.part == Part::GateUp) {
-        const Closing closing{open};
-        run(task, following);
-      } else {
-        while (open.load(std::memory_order_acquire) > 0) std::this_thread::yield();
-        run(task, following);
+      if (task.part == Part::Down) {
+        while (open.load(std::memory_order_acquire) > 0) {
+          if (failed_) return;  // some rows will never come
+          std::this_thread::yield();
+        }
       }
+      try {
+        run(task, following);
+      } catch (...) {
+        failed_ = true;
+        throw;
+      }
+      if (task.part == Part::GateUp) open.fetch_sub(1, std::memory_order_release);
     });
     list_.clear();
     gates_ = 0;
@@ -156,15 +165,10 @@ class Plan {
   }
 
  private:
-  // Also where a run throws: others would wait for ever.
-  struct Closing {
-    std::atomic<int32_t>& open;
-    ~Closing() { open.fetch_sub(1, std::memory_order_release); }
-  };
-
   std::vector<int64_t> active_;
   std::vector<Task> list_;
   int64_t gates_ = 0;
+  std::atomic<bool> failed_ = false;
   std::vector<std::atomic<int32_t>> open_;  // runs of gate and up panels that are not done
 };
 
@@ -238,6 +242,7 @@ void pass(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2, cons
 }  // namespace
 
 namespace dps {
+
 Tensor moe_packed(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& lower13,
            bool e5m2_13, const std::optional<Tensor>& row_shift13, const Tensor& upper2,
            const std::optional<Tensor>& lower2, bool e5m2_2,
@@ -264,4 +269,5 @@ Tensor moe_packed(const Tensor& x, const Tensor& upper13, const std::optional<Te
   }
   return y;
 }
+
 }  // namespace dps

@@ -53,9 +53,8 @@ void route_rows(const T* logits, int64_t tokens, int64_t experts, int64_t k, flo
 }  // namespace
 
 namespace dps {
+
 std::tuple<Tensor, Tensor> route(const Tensor& logits, int64_t top_k) {
-  TORCH_CHECK(logits.dim() == 2, "logits has ", logits.dim(),
-              " dimensions: [tokens, experts] is needed");
   const int64_t tokens = logits.size(0), experts = logits.size(1);
   TORCH_CHECK(top_k > 0 && top_k <= experts, "top_k is ", top_k, ": take 1 to ", experts, " experts");
   const Tensor rows = logits.contiguous();
@@ -68,4 +67,5 @@ std::tuple<Tensor, Tensor> route(const Tensor& logits, int64_t top_k) {
       });
   return {weights, ids};
 }
+
 }  // namespace dps

@@ -1,7 +1,7 @@
 // The Python module `dps_kernels._C`. Plain Python callables, not operators of torch: the dispatcher
-// reads and checks every argument of every call, by code that is cold each time a layer's weights
-// have passed through the caches. So a product keeps its weights, and a call takes activations alone.
-// torch.compile sees the engine's own opaque operators instead, inside of which these are called.
+// reads and checks every argument of a call, by code that is cold once a layer's weights have passed
+// through the caches. So a product keeps its weights, and a call takes activations alone. None of
+// them can be traced: what torch.compile sees are the engine's opaque operators around them.
 #include <torch/csrc/utils/pybind.h>
 
 #include "binding.h"
@@ -20,7 +20,8 @@ struct Planes {
 
 class Linear {
  public:
-  Linear(bool packed, Planes w) : run_(packed ? dps::linear_packed : dps::linear), w_(std::move(w)) {}
+  Linear(bool packed, Planes w)
+      : run_(packed ? dps::linear_packed : dps::linear), w_(std::move(w)) {}
 
   Tensor operator()(const Tensor& x, const std::optional<Tensor>& bias) const {
     return run_(x, w_.upper, w_.lower, w_.e5m2, w_.row_shift, bias);

@@ -8,10 +8,10 @@
 
 namespace dps {
 
-// Tasks in two stages, the first possibly empty. Thread t owns every tasks t, t + threads, ... of a
-// stage, so that a layer's weights are read by the same core in every step and stay in its cache; a
-// thread that has none left takes others'. Nobody begins the second stage while a task of the first
-// is left to take: whoever waits there for a task of the first waits for a thread that runs it.
+// Tasks in two stages, the first possibly empty. Thread t owns tasks t, t + threads, ... of a stage,
+// so that a layer's weights are read by the same core in every step and stay in its cache; a thread
+// that has none left takes others'. Nobody takes a task of the second stage while one of the first is
+// left: whoever waits there for a task of the first waits for a thread that runs it.
 class Tasks {
  public:
   Tasks(int64_t first_stage, int64_t all)
@@ -37,13 +37,23 @@ class Tasks {
     return -1;
   }
 
-  // Whether the thread may claim a task before it has run another. The last are not claimed ahead: a
-  // thread that is still busy would keep them from one that is free.
-  bool plenty(int64_t thread) const {
-    return queues_[thread].next[1].load(std::memory_order_relaxed) + threads() < ends_[1];
+  // As claim, before the thread has run another, of its own tasks; -1 near the end of a stage: a
+  // thread that is still busy would keep its last task from one that is free.
+  int64_t claim_ahead(int64_t thread) {
+    const int stage = left(0) ? 0 : 1;
+    auto& next = queues_[thread].next[stage];
+    if (next.load(std::memory_order_relaxed) + threads() >= ends_[stage]) return -1;
+    const int64_t task = next.fetch_add(threads(), std::memory_order_relaxed);
+    return task < ends_[stage] ? task : -1;
   }
 
  private:
+  bool left(int stage) const {
+    return std::any_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
+      return queue.next[stage].load(std::memory_order_relaxed) < ends_[stage];
+    });
+  }
+
   struct alignas(64) Queue {
     std::atomic<int64_t> next[2];
   };
@@ -58,10 +68,9 @@ void parallel_tasks(int64_t first_stage, int64_t all, const Run& run) {
   Tasks tasks(first_stage, all);
   at::parallel_for(0, tasks.threads(), 1, [&](int64_t thread, int64_t) {
     for (int64_t task = tasks.claim(thread); task >= 0;) {
-      const bool plenty = tasks.plenty(thread);
-      const int64_t claimed = plenty ? tasks.claim(thread) : -1;
-      run(task, claimed);
-      task = plenty ? claimed : tasks.claim(thread);
+      const int64_t following = tasks.claim_ahead(thread);
+      run(task, following);
+      task = following >= 0 ? following : tasks.claim(thread);
     }
   });
 }

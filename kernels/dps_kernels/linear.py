@@ -72,7 +72,7 @@ def prepare_linear(planes: Planes, dtype: torch.dtype) -> Callable[[Tensor, Tens
     def compiled(x: Tensor, bias: Tensor | None) -> Tensor:
         try:
             y: Tensor = product(x, bias)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             _check(x, planes, bias)
             if x.dtype != dtype:
                 raise TypeError(f"x is {x.dtype}: the weight was prepared for {dtype}") from None

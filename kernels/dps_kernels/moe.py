@@ -83,7 +83,7 @@ def prepare_moe(
     def compiled(x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         try:
             y: Tensor = experts(x, topk_weights, topk_ids)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             _check(x, w13, w2, topk_weights, topk_ids)
             if x.dtype != dtype:
                 raise TypeError(f"x is {x.dtype}: the weight was prepared for {dtype}") from None
@@ -101,7 +101,7 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     logits
         [T, E], float32, float16 or bfloat16.
     top_k
-        Experts a token.
+        Experts a token, 1 to E.
 
     Returns
     -------
@@ -109,6 +109,11 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         Weights, float32 but rounded to the logits' dtype, and experts' numbers, int64, both
         [T, top-k] in the order in which ``torch.topk`` finds them unsorted.
     """
+    if logits.dim() != 2 or logits.dtype not in FLOATS:
+        raise ValueError(
+            f"logits is {logits.dtype} of shape {tuple(logits.shape)}: [tokens, experts] of "
+            "float32, float16 or bfloat16 is needed"
+        )
     if runs_compiled(logits):
         weights: Tensor
         ids: Tensor

@@ -3,6 +3,7 @@
 A module of its own, so that it also runs in a process whose instruction set is lowered.
 """
 
+import pytest
 import torch
 from dps_kernels import PACKED, Planes, isa, linear, moe, to_layout
 
@@ -106,16 +107,27 @@ def experts_get_the_same_bits_from_any_number_of_threads() -> None:
     threads = torch.get_num_threads()
     try:
         for tokens in (1, 5, 70):
-            x = normal(tokens, hidden, dtype=BF16, seed=1)
             factors, ids = normal(tokens, experts, seed=5).softmax(dim=-1).topk(3, dim=-1)
+            # Inputs alternate: rows left in memory by the call before would be the wrong ones.
+            inputs = [normal(tokens, hidden, dtype=BF16, seed=seed) for seed in (1, 2)]
             torch.set_num_threads(1)
-            alone = moe(x, w13, w2, factors, ids)
+            alone = [moe(x, w13, w2, factors, ids) for x in inputs]
             for many in (2, 3, 7):
                 torch.set_num_threads(many)
-                for _ in range(20):
-                    assert torch.equal(moe(x, w13, w2, factors, ids), alone), (tokens, many)
+                for turn in range(40):
+                    y = moe(inputs[turn % 2], w13, w2, factors, ids)
+                    assert torch.equal(y, alone[turn % 2]), (tokens, many, turn)
     finally:
         torch.set_num_threads(threads)
+
+
+def planes_of_another_dtype_are_refused_by_every_thread() -> None:
+    w13 = packed(planes(nested((1, 256, 512), "e4m3_row", BF16, seed=3), True))
+    w2 = packed(planes(nested((1, 512, 128), "e4m3_row", BF16, seed=4), True))
+    x, weights, ids = torch.empty(64, 512, dtype=BF16), torch.ones(64, 1), torch.zeros(64, 1).long()
+    wrong = w13._replace(upper=w13.upper.view(torch.int8))
+    with pytest.raises(TypeError, match=r"upper is torch.int8: use torch.uint8"):
+        moe(x, wrong, w2, weights, ids)
 
 
 CASES = (
@@ -125,6 +137,7 @@ CASES = (
     experts_equal_float64,
     a_token_gets_the_same_bits_from_its_experts_in_every_batch,
     experts_get_the_same_bits_from_any_number_of_threads,
+    planes_of_another_dtype_are_refused_by_every_thread,
 )
 
 if __name__ == "__main__":

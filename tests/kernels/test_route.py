@@ -53,3 +53,10 @@ def test_no_tokens_get_no_experts():
 def test_more_experts_than_there_are_is_refused():
     with pytest.raises(RuntimeError, match=r"top_k is 9: take 1 to 8|out of range"):
         route(torch.empty(1, 8), 9)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("logits", [torch.empty(1, 8, dtype=torch.float64), torch.empty(2, 1, 8)])
+def test_logits_of_another_kind_are_refused_by_shape_and_dtype(logits):
+    with pytest.raises(ValueError, match=r"logits is torch.float\d\d of shape .*: \[tokens, exp"):
+        route(logits, 2)

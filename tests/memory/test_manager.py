@@ -108,7 +108,7 @@ def test_a_rank_without_this_safety_rule_is_caught(
 
 def test_a_steal_that_does_not_hold_back_compute_is_caught(builder: Callable[..., Rig]) -> None:
     mutation = {"manager_class": WithoutHoldingCompute, "engine_class": CudaSteps}
-    # A copy must land late by itself: beside other programs one of 300 histories may not do.
+    # A copy must land late by itself: beside other programs 300 histories may not be enough.
     assert re.search("were overwritten|is not zero", caught(builder, mutation, histories=3000))
 
 
