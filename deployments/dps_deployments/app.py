@@ -160,8 +160,8 @@ def check_model_source(source: Any) -> None:
     if not (folder / "config.json").is_file():
         raise DpsConfigError(
             f"args.llm_config.model_loading_config.model_source is {source!r}: there is no "
-            "config.json in that folder; make the model first (`dps-ray models`), start Serve in "
-            "the folder the path is relative to, or give a Hugging Face id"
+            "config.json in that folder; make the model first (`dps-ray models prepare`), start "
+            "Serve in the folder the path is relative to, or give a Hugging Face id"
         )
 
 

@@ -18,6 +18,7 @@ from dps_ray.bench.autoscaling_plot import draw_autoscaling
 from dps_ray.bench.trace_files import BUNDLED, read_trace
 from dps_ray.bench.traces import TraceRequest, repeat, resize, speed_up
 from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.cli.picture import picture_file
 from dps_ray.cli.positive import require_positive
 from dps_ray.config import DpsConfigError
 from dps_ray.report import Report
@@ -34,7 +35,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--copies", type=int, default=8, help="requests for each recorded one")
     command.add_argument("--output-scale", type=float, default=20.0, help="on output lengths")
     command.add_argument("--tail-s", type=float, default=3000.0, help="simulated after the trace")
-    command.add_argument("--out", type=Path, help="PNG file for the picture")
+    command.add_argument("--out", type=picture_file, help="PNG file for the picture")
     add_json_flag(command)
     command.set_defaults(run=run)
 

@@ -11,6 +11,7 @@ from dps_ray.bench.engines.turns import all_cores
 from dps_ray.checks.specs import EngineSpec
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.cli.positive import require_positive
+from dps_ray.config import DpsConfigError
 from dps_ray.models.cache import cache_root
 from dps_ray.report import Report
 
@@ -120,6 +121,12 @@ def run_engine(args: argparse.Namespace) -> int:
 
 def run_pressure(args: argparse.Namespace) -> int:
     require_positive(args, "requests", "prompt_tokens", "output_tokens", "rounds", "threads")
+    for flag, (least, most) in (
+        ("--prompt-tokens", args.prompt_tokens),
+        ("--output-tokens", args.output_tokens),
+    ):
+        if least > most:
+            raise DpsConfigError(f"{flag} is {least} {most}: give the smaller bound first")
     bench = PressureBench(
         args.requests,
         tuple(args.prompt_tokens),

@@ -9,6 +9,7 @@ from dps_ray.bench.engines.models import model_folder
 from dps_ray.bench.engines.turns import all_cores
 from dps_ray.checks.specs import EngineSpec
 from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.cli.picture import picture_file
 from dps_ray.cli.positive import require_positive
 from dps_ray.models.cache import cache_root
 from dps_ray.report import Report
@@ -39,7 +40,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rounds", type=int, default=bench.rounds)
     command.add_argument("--threads", type=int, default=all_cores(), help="OpenMP threads")
     command.add_argument("--root", type=Path, default=None, help="folder of the models")
-    command.add_argument("--plot", type=Path, default=None, help="PNG to draw")
+    command.add_argument("--plot", type=picture_file, default=None, help="PNG to draw")
     add_json_flag(command)
     command.set_defaults(run=run)
 

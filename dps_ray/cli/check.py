@@ -11,6 +11,7 @@ from dps_ray.chaos.load import LoadOptions
 from dps_ray.checks.engine_check import check_engine
 from dps_ray.checks.memory_check import check_memory
 from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.cli.picture import picture_file
 from dps_ray.cli.positive import require_positive
 from dps_ray.config import DpsConfigError
 from dps_ray.floors.check import check_fleet_floors
@@ -124,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=load.open_requests,
         help=f"requests open at once in the burst, on average (default: {load.open_requests})",
     )
-    scaling.add_argument("--out", type=Path, help="PNG file for the picture")
+    scaling.add_argument("--out", type=picture_file, help="PNG file for the picture")
     add_json_flag(scaling)
     scaling.set_defaults(run=run_autoscaling)
 

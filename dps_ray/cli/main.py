@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 
 from dps_ray.config import DpsConfigError
@@ -32,6 +33,9 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a configuration error is one line on standard error and exit status 2."""
     words = sys.argv[1:] if argv is None else argv
+    if "--json" in words:
+        # vLLM logs to standard output from its import on, which is the JSON object's alone.
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     args = build_parser(words[0] if words else None).parse_args(words)
     try:
         return int(args.run(args))

@@ -8,6 +8,7 @@ from typing import Any
 from dps_ray.bench.tune_input import TuneInput, read_input
 from dps_ray.bench.tune_plot import draw_policy
 from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.cli.picture import picture_file
 from dps_ray.config import DpsConfigError, DpsOptions
 from dps_ray.report import Report
 from dps_ray.scheduling.tuning import Comparison, Tuning, Watermarks, tune
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HIGH,LOW",
         help="watermarks to compare with the optimum; may be repeated (the defaults always are)",
     )
-    parser.add_argument("--out", type=Path, help="PNG file for a picture of the policy")
+    parser.add_argument("--out", type=picture_file, help="PNG file for a picture of the policy")
     add_json_flag(parser)
     parser.set_defaults(run=run)
 

@@ -167,3 +167,16 @@ def test_an_edited_option_of_a_summary_is_one_line_with_the_field(
     said = capsys.readouterr().err
     assert f"{summary}.dps_options.restore_max_inflation is -1" in said
     assert said.count("\n") == 1
+
+
+def test_a_picture_without_a_folder_is_refused_before_the_work(
+    costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out, why in ((tmp_path / "no" / "x.png", "there is no folder"), (tmp_path, "is a folder")):
+        with pytest.raises(SystemExit) as end:
+            main(["tune", str(costs), "--out", str(out)])
+        assert end.value.code == 2
+        said = capsys.readouterr()
+        assert not said.out
+        assert f"--out: {str(out)!r}" in said.err
+        assert why in said.err
