@@ -81,6 +81,7 @@ class RestoreWorker:
         RuntimeError
             Caused by what the thread died of.
         """
+        # Unlocked, as every step asks: it is written once, when the thread dies.
         if self._died is not None:
             raise RuntimeError("the restore thread died") from self._died
 

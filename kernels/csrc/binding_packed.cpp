@@ -58,8 +58,9 @@ void pack_tile(const uint16_t* x, const int64_t* source, int64_t token, int64_t 
 
 namespace dps {
 
-Tensor linear_packed(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower, bool e5m2,
-              const std::optional<Tensor>& row_shift, const std::optional<Tensor>& bias) {
+Tensor linear_packed(const Tensor& x, const Tensor& upper, const std::optional<Tensor>& lower,
+                     bool e5m2, const std::optional<Tensor>& row_shift,
+                     const std::optional<Tensor>& bias) {
   const NestedWeight weight{upper, lower, e5m2, row_shift};
   weight.check(2);
   const int64_t rows = weight.rows(), columns = weight.columns();
@@ -199,8 +200,8 @@ void gate_rows(const Tensor& x, const NestedWeight& w13, const Routing& routing,
   }
 }
 
-// One pass of tokens through their experts. The second product goes over blocks of output columns, so
-// that float32 rows of all pairs of token and expert take little memory.
+// One pass of tokens through their experts. The second product goes over blocks of output columns:
+// float32 rows of all pairs of token and expert take little memory.
 void pass(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2, const Routing& routing,
           const float* factors, int64_t top_k, uint16_t* y) {
   const int64_t hidden = w2.rows(), inner = w2.columns(), pairs = x.size(0) * top_k;
@@ -244,10 +245,10 @@ void pass(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2, cons
 namespace dps {
 
 Tensor moe_packed(const Tensor& x, const Tensor& upper13, const std::optional<Tensor>& lower13,
-           bool e5m2_13, const std::optional<Tensor>& row_shift13, const Tensor& upper2,
-           const std::optional<Tensor>& lower2, bool e5m2_2,
-           const std::optional<Tensor>& row_shift2, const Tensor& topk_weights,
-           const Tensor& topk_ids) {
+                  bool e5m2_13, const std::optional<Tensor>& row_shift13, const Tensor& upper2,
+                  const std::optional<Tensor>& lower2, bool e5m2_2,
+                  const std::optional<Tensor>& row_shift2, const Tensor& topk_weights,
+                  const Tensor& topk_ids) {
   const NestedWeight w13{upper13, lower13, e5m2_13, row_shift13};
   const NestedWeight w2{upper2, lower2, e5m2_2, row_shift2};
   check_moe(x, w13, w2, topk_weights, topk_ids);

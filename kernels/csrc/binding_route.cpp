@@ -1,5 +1,5 @@
-// Choosing each token's experts in one call: each of torch's own three takes as long as the whole for
-// the few tokens of a decoding step.
+// Choosing each token's experts in one call: each of torch's own three takes as long as the whole
+// for the few tokens of a decoding step.
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 
@@ -56,7 +56,8 @@ namespace dps {
 
 std::tuple<Tensor, Tensor> route(const Tensor& logits, int64_t top_k) {
   const int64_t tokens = logits.size(0), experts = logits.size(1);
-  TORCH_CHECK(top_k > 0 && top_k <= experts, "top_k is ", top_k, ": take 1 to ", experts, " experts");
+  TORCH_CHECK(top_k > 0 && top_k <= experts, "top_k is ", top_k, ": take 1 to ", experts,
+              " experts");
   const Tensor rows = logits.contiguous();
   Tensor weights = at::empty({tokens, top_k}, rows.options().dtype(at::kFloat));
   Tensor ids = at::empty({tokens, top_k}, rows.options().dtype(at::kLong));

@@ -1,7 +1,8 @@
-// The Python module `dps_kernels._C`. Plain Python callables, not operators of torch: the dispatcher
-// reads and checks every argument of a call, by code that is cold once a layer's weights have passed
-// through the caches. So a product keeps its weights, and a call takes activations alone. None of
-// them can be traced: what torch.compile sees are the engine's opaque operators around them.
+// The Python module `dps_kernels._C`. Plain Python callables, not operators of torch: the
+// dispatcher reads and checks every argument of a call, by code that is cold once a layer's weights
+// have passed through the caches. So a product keeps its weights, and a call takes activations
+// alone. None of them can be traced: what torch.compile sees are the engine's opaque operators
+// around them.
 #include <torch/csrc/utils/pybind.h>
 
 #include "binding.h"

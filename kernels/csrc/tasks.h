@@ -8,10 +8,10 @@
 
 namespace dps {
 
-// Tasks in two stages, the first possibly empty. Thread t owns tasks t, t + threads, ... of a stage,
-// so that a layer's weights are read by the same core in every step and stay in its cache; a thread
-// that has none left takes others'. Nobody takes a task of the second stage while one of the first is
-// left: whoever waits there for a task of the first waits for a thread that runs it.
+// Tasks in two stages, the first possibly empty. Thread t owns tasks t, t + threads, ... of a
+// stage, so that a layer's weights are read by the same core in every step and stay in its cache; a
+// thread that has none left takes others'. Nobody takes a task of the second stage while one of the
+// first is left: whoever waits there for a task of the first waits for a thread that runs it.
 class Tasks {
  public:
   Tasks(int64_t first_stage, int64_t all)
