@@ -20,6 +20,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from dps_ray.config import DpsConfigError, DpsOptions, parse_options
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.refusals import refuse_on_cuda, refuse_unsupported
+from dps_ray.engine.status_page import remove_orphans_at_exit
 from dps_ray.memory.drivers import DriverKind
 
 WORKER_CLASSES = {
@@ -76,6 +77,7 @@ def hook_engine_args() -> None:
 def configure(config: VllmConfig, options: DpsOptions) -> VllmConfig:
     """Refuse what cannot work, choose worker and scheduler, and name the status page."""
     refuse_unsupported(config)
+    remove_orphans_at_exit()
     kind = driver_kind(options)
     if kind == "cuda":
         refuse_on_cuda(config, options)

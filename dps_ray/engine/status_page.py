@@ -12,10 +12,12 @@ long as the engine: a configuration may come from a process that ends before the
 
 import atexit
 import contextlib
+import functools
 import mmap
 import os
 import time
 import uuid
+import weakref
 import zlib
 from collections.abc import Collection
 from dataclasses import fields
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from dps_ray.config import DpsConfigError
@@ -233,6 +236,17 @@ def remove_orphans() -> None:
             path.unlink(missing_ok=True)
 
 
+@functools.cache
+def remove_orphans_at_exit() -> None:
+    """Let this process, which is about to start an engine, remove orphans when it ends.
+
+    An engine core that has failed tells its client, turns the handling of SIGTERM off and only then
+    cleans up; a client that ends meanwhile sends SIGTERM, which leaves the page behind. Finalizers
+    run in the reverse order of their creation: the engine's, which waits for the core, comes first.
+    """
+    weakref.finalize(StatusPage, remove_orphans)
+
+
 def keys_owned_by(processes: Collection[int]) -> set[str]:
     """Keys of the pages whose owners are among these processes."""
     keys = set()
@@ -253,7 +267,11 @@ def _pid_namespace() -> float:
 
 
 def _alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    try:
+        # A container's first process may never ask for the exit status of what it adopts.
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _encode(value: object) -> float:

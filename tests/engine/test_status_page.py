@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.rank_section import MAX_LAYERS, MAX_UNITS
-from dps_ray.engine.status_page import MAX_RANKS, StatusPage, remove_orphans
+from dps_ray.engine.status_page import MAX_RANKS, StatusPage
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.permits import Permits
 from dps_ray.status import EngineStatus
@@ -248,39 +248,6 @@ def test_ranks_that_come_at_once_share_one_page() -> None:
     assert not list(Path("/dev/shm").glob(f"*{key}*"))
 
 
-def test_owner_unlinks_the_page_when_it_ends_and_a_maker_does_not() -> None:
-    program = (
-        "import sys; from dps_ray.engine.status_page import StatusPage\n"
-        "page = StatusPage.join(sys.argv[1])\n"
-        "if sys.argv[2:]: page.adopt()"
-    )
-    key = f"test-{uuid.uuid4().hex[:12]}"
-    command = [sys.executable, "-c", program, key]
-    subprocess.run(command, check=True)
-    assert StatusPage.attach(key).requested_pin() is None
-    subprocess.run([*command, "owner"], check=True)
-    with pytest.raises(DpsConfigError, match="no status page"):
-        StatusPage.attach(key)
-
-
-def test_page_of_a_dead_process_is_removed_and_that_of_a_living_one_stays(page: StatusPage) -> None:
-    program = (
-        "import sys; from dps_ray.engine.status_page import StatusPage\n"
-        "print(StatusPage.create(sys.argv[1])._path)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, f"test-{uuid.uuid4().hex[:12]}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    orphan = Path(done.stdout.strip())
-    assert orphan.exists()
-    remove_orphans()
-    assert not orphan.exists()
-    assert page._path.exists()
-
-
 def test_new_page_allows_everything(page: StatusPage) -> None:
     assert page.permits() == Permits(restore=True, fast=True)
 
@@ -296,13 +263,6 @@ def test_permit_to_restore_ends_at_its_time(page: StatusPage) -> None:
     assert page.permits() == Permits(restore=False, stop=True)
     page.set_permits(restore_until_s=None, fast=True)
     assert page.permits() == Permits()
-
-
-def test_page_of_another_pid_namespace_stays(page: StatusPage) -> None:
-    """Its owner's process id means nothing here."""
-    page._cells[0], page._cells[1] = 2**22 + 1, page._cells[1] + 1
-    remove_orphans()
-    assert page._path.exists()
 
 
 def test_reader_in_another_process_never_sees_a_torn_status(page: StatusPage) -> None:
