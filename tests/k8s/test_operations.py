@@ -1,10 +1,12 @@
 """What keeps the service up: pinned versions, drain times, replica bounds, access and budgets."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dps_ray.fleet.publication import DEFAULT_ADMIN_PORT, parse_controller_options
 
@@ -103,6 +105,17 @@ def test_pods_meet_the_restricted_security_standard(
         contexts += [container["securityContext"] for container in pod["spec"]["containers"]]
     for context in contexts:
         assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_readme_makes_the_namespace_before_it_is_used(root: Path) -> None:
+    namespace = yaml.safe_load((root / "k8s/namespace.yaml").read_text())
+    text = (root / "k8s/README.md").read_text()
+    made = text.index("kubectl apply -f k8s/namespace.yaml")
+    assert namespace["kind"] == "Namespace"
+    uses = list(re.finditer(r"kubectl .*-n (\S+)", text))
+    assert len(uses) >= 4
+    assert {use.group(1) for use in uses} == {namespace["metadata"]["name"]}
+    assert all(made < use.start() for use in uses)
 
 
 def test_cluster_asks_for_a_token(cluster: Manifest) -> None:
