@@ -79,7 +79,7 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
             assert self.w2 is not None
             planes = self.w13.planes_full(), self.w2.planes_full()
             self.fused = FusedExperts(*planes, self.w13.dtype)
-        ranks.current().experts[self.prefix] = partial(self._compute, layer)
+        ranks.current().experts[self.prefix] = partial(self.compute, layer)
 
     def apply_monolithic(
         self,
@@ -88,14 +88,20 @@ class DpsMoEMethod(UnquantizedFusedMoEMethod):
         router_logits: torch.Tensor,
         input_ids: torch.Tensor | None = None,
     ) -> Any:
-        if self.w13 is None and self.w2 is None:
+        if not self.splits:
             return super().apply_monolithic(layer, x, router_logits, input_ids)
         # On CPU vLLM lets torch.compile trace into its experts.
         if not torch.compiler.is_compiling():
-            return self._compute(layer, x, router_logits)
+            return self.compute(layer, x, router_logits)
         return torch.ops.vllm.dps_experts(x, router_logits, self.prefix)
 
-    def _compute(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+    @property
+    def splits(self) -> bool:
+        """Whether any of the layer's weights is split."""
+        return self.w13 is not None or self.w2 is not None
+
+    def compute(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+        """Route tokens ``[T, K]`` by their logits ``[T, E]`` and run their experts, ``[T, K]``."""
         weights, ids = self._route(layer, x, router_logits)
         if self.fused is not None:
             if layer.apply_router_weight_on_input:

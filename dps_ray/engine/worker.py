@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import vllm.v1.worker.cpu_worker as cpu_worker
+from vllm.config import CompilationMode
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from dps_ray.engine import rank as ranks
@@ -13,6 +14,7 @@ from dps_ray.engine.block_tables import redirect
 from dps_ray.engine.elastic_worker import ElasticWorker
 from dps_ray.engine.kv_views import RegionKvCache
 from dps_ray.engine.mla import honour_strides
+from dps_ray.engine.moe_runner import shorten_runners
 
 NOTE_PERIOD_S = 0.02
 """While nothing is restored, steps that follow each other faster teach the pacing nothing new, and
@@ -56,6 +58,11 @@ class DpsCpuWorker(ElasticWorker, cpu_worker.CPUWorker):
             # vLLM's attention uses the tile registers, but leaves it to the GEMM libraries to ask
             # the operating system for them; with fused kernels none of those may ever be called.
             torch.cpu._init_amx()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        if self.vllm_config.compilation_config.mode == CompilationMode.NONE:
+            shorten_runners(self.model_runner.model)
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
         """Block-outermost: a physical unit is then a run of whole blocks for all layers.
