@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import HTTPException
 
+from dps_ray.choices import choose
 from dps_ray.fleet.ask import Ask
 from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.explain import DRAWING, explain, ranked
@@ -160,7 +161,7 @@ def _policy(name: str | None, options: ControllerOptions) -> Policy:
         if policy.name == name:
             return policy
     if name not in POLICIES:
-        raise HTTPException(400, f"policy is {name[:80]!r}: give one of {', '.join(POLICIES)}")
+        raise HTTPException(400, f"policy is {name[:80]!r}: {choose(name[:80], POLICIES)}")
     return POLICIES[name]()
 
 

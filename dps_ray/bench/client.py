@@ -136,8 +136,9 @@ async def served_model(http: httpx.AsyncClient) -> str:
         names = [entry["id"] for entry in response.json()["data"]]
     except (httpx.HTTPError, ValueError, KeyError) as error:
         raise DpsConfigError(
-            f"url is {http.base_url}: /v1/models does not answer ({type(error).__name__}: {error})"
+            f"--url is {str(http.base_url)!r}: no server answers /v1/models there "
+            f"({type(error).__name__}: {error}); start one, or name the model with --model"
         ) from None
     if len(names) != 1:
-        raise DpsConfigError(f"the server offers models {names}: choose one with --model")
+        raise DpsConfigError(f"--model is not given and the server offers {names}: choose one")
     return str(names[0])

@@ -6,12 +6,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dps_ray.bench.engines.models import model_folder
 from dps_ray.bench.engines.turns import EngineProcess, all_cores, engines, in_turns
 from dps_ray.bench.kernels.rounds import ratio, spread
 from dps_ray.bench.paper_rule import PAPER_LIMITS
 from dps_ray.bench.prompts import token_id_prompts
 from dps_ray.checks.specs import EngineSpec
+from dps_ray.models.named import model_folder
 from dps_ray.report import Report
 
 OURS, NO_DWELL, PAPER = "ours", "ours without dwell", "the paper's rule"

@@ -8,6 +8,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from dps_ray.bench.traces import TraceRequest, from_origin
+from dps_ray.choices import choose
 from dps_ray.config import DpsConfigError
 
 BUNDLED = {"azure-2023-code-excerpt": "azure_2023_code_excerpt.csv"}
@@ -74,7 +75,7 @@ def read_trace(source: str | Path) -> list[TraceRequest]:
     path = Path(source)
     if not path.is_file():
         raise DpsConfigError(
-            f"trace {str(source)!r} is not a file: give a path or one of {', '.join(BUNDLED)}"
+            f"trace is {str(source)!r}, which is no file: {choose(source, BUNDLED)}, or give a path"
         )
     return _read(path)
 

@@ -2,13 +2,14 @@
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
+from dps_ray.cli.arguments import http_url, number, present_file
 from dps_ray.cli.output import add_json_flag, finish, say
+from dps_ray.cli.parser import add_commands
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.fleet.orders import FLEET
@@ -23,7 +24,7 @@ DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_ADMIN_PORT}"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the ``admin`` subcommands."""
-    what = parser.add_subparsers(dest="what", required=True)
+    what = add_commands(parser, "order")
     pin = what.add_parser("pin", help="hold a replica, or all, in a mode; lasts until 'unpin'")
     pin.add_argument("mode", choices=tuple(Pin), help="full, fast, or auto: let the policy decide")
     _add_target(pin).add_argument(
@@ -38,18 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     revoke = what.add_parser("revoke", help="end a replica's restore and bar it from another one")
     revoke.add_argument("--replica", required=True, metavar="ID")
     revoke.add_argument(
-        "--hold-s", type=float, default=60.0, help="how long it is barred (default: 60)"
+        "--hold-s", type=number(least=0.0), default=60.0, help="how long it is barred (default: 60)"
     )
     revoke.set_defaults(run=run_revoke)
     for sub in (pin, unpin, revoke):
         sub.add_argument(
             "--url",
+            type=http_url,
             help=f"where the controller takes admin calls: admin.host and admin.port of its "
             f"user_config (default: {DEFAULT_URL})",
         )
         sub.add_argument(
             "--token-file",
-            type=Path,
+            type=present_file,
             help=f"file with the admin token (default: environment variable {TOKEN_VARIABLE})",
         )
         add_json_flag(sub)
@@ -87,7 +89,13 @@ def run_revoke(args: argparse.Namespace) -> int:
 
 
 def _pin_engine(args: argparse.Namespace) -> int:
-    page = StatusPage.attach(args.key)
+    try:
+        page = StatusPage.attach(args.key)
+    except DpsConfigError:
+        raise DpsConfigError(
+            f"--key is {args.key!r}: no engine of this host has it; an engine's log gives its key, "
+            "in the line with 'dps-ray admin pin'"
+        ) from None
     page.set_pin(Pin(args.mode))
     page.close()
     report = Report("admin pin", {"key": args.key, "pin": args.mode})

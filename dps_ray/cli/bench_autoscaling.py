@@ -6,20 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import dps_deployments
-import yaml
 from dps_autoscaling.checks import autoscaling_faults, scaling_options
 from dps_autoscaling.policy import ElasticScalingPolicy
 from dps_autoscaling.scaler import ScalingOptions
 from dps_autoscaling.simulation import ReplicaModel, Tick, simulate
 from dps_autoscaling.steps import Step, hasty, steps_of, turns, unbounded
+from dps_deployments.config_file import read_config_file
 from ray.serve.config import AutoscalingConfig
 
 from dps_ray.bench.autoscaling_plot import draw_autoscaling
 from dps_ray.bench.trace_files import BUNDLED, read_trace
 from dps_ray.bench.traces import TraceRequest, repeat, resize, speed_up
+from dps_ray.cli.arguments import number, picture_file, present_file, whole
 from dps_ray.cli.output import add_json_flag, finish, say
-from dps_ray.cli.picture import picture_file
-from dps_ray.cli.positive import require_positive
 from dps_ray.config import DpsConfigError
 from dps_ray.report import Report
 
@@ -29,12 +28,20 @@ DEFAULT_CONFIG = CONFIGS / "autoscaling" / "qwen3-8b.yaml"
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of ``bench autoscaling``."""
-    command.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="serve config file")
+    command.add_argument(
+        "--config", type=present_file, default=DEFAULT_CONFIG, help="serve config file"
+    )
     command.add_argument("--trace", default=next(iter(BUNDLED)), help="as for bench replay")
-    command.add_argument("--stretch", type=float, default=10.0, help="10: arrive so much slower")
-    command.add_argument("--copies", type=int, default=8, help="requests for each recorded one")
-    command.add_argument("--output-scale", type=float, default=20.0, help="on output lengths")
-    command.add_argument("--tail-s", type=float, default=3000.0, help="simulated after the trace")
+    command.add_argument(
+        "--stretch", type=number(above=0.0), default=10.0, help="10: arrive so much slower"
+    )
+    command.add_argument("--copies", type=whole(), default=8, help="requests for each recorded one")
+    command.add_argument(
+        "--output-scale", type=number(above=0.0), default=20.0, help="on output lengths"
+    )
+    command.add_argument(
+        "--tail-s", type=number(least=0.0), default=3000.0, help="simulated after the trace"
+    )
     command.add_argument("--out", type=picture_file, help="PNG file for the picture")
     add_json_flag(command)
     command.set_defaults(run=run)
@@ -42,9 +49,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, judge and draw; exit status 0 only when the fleet did not flap."""
-    require_positive(args, "copies")
-    if args.stretch <= 0.0:
-        raise DpsConfigError(f"--stretch is {args.stretch:g}: give a number above 0")
     config, options = _autoscaling(args.config)
     trace = _trace(args)
     ticks = simulate(
@@ -73,18 +77,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _autoscaling(path: Path) -> tuple[AutoscalingConfig, ScalingOptions]:
     """The first ``autoscaling_config`` of a model in a serve config file."""
+    document = read_config_file(path).document
     try:
-        document = yaml.safe_load(path.read_text())
         deployments = [
             app["args"]["llm_config"]["deployment_config"]
             for app in document["applications"]
             if "llm_config" in app.get("args", {})
         ]
         raw = deployments[0]["autoscaling_config"]
-    except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError):
         raise DpsConfigError(
-            f"--config is {str(path)!r}, which has no autoscaling_config of a model ({error!r}): "
-            f"give a file such as {DEFAULT_CONFIG}"
+            f"--config is {str(path)!r}, in which no application has "
+            "args.llm_config.deployment_config.autoscaling_config: add it, or give a file such as "
+            f"{DEFAULT_CONFIG}"
         ) from None
     faults = autoscaling_faults(raw, "autoscaling_config")
     if faults:

@@ -1,18 +1,19 @@
 """``dps-ray bench engine`` and ``dps-ray bench pressure``: whole engines in turns."""
 
 import argparse
-from pathlib import Path
 
 from dps_ray.bench.engines import pressure, speed
-from dps_ray.bench.engines.models import TINY_PREFIX, model_folder, pressed
+from dps_ray.bench.engines.models import pressed
 from dps_ray.bench.engines.pressure import PressureBench
 from dps_ray.bench.engines.speed import SpeedBench
 from dps_ray.bench.engines.turns import all_cores
 from dps_ray.checks.specs import EngineSpec
+from dps_ray.cli.arguments import number, result_folder, whole
+from dps_ray.cli.model_argument import model_name
 from dps_ray.cli.output import add_json_flag, finish, say
-from dps_ray.cli.positive import require_positive
 from dps_ray.config import DpsConfigError
 from dps_ray.models.cache import cache_root
+from dps_ray.models.named import SMOLLM2, TINY_PREFIX, model_folder
 from dps_ray.report import Report
 
 DTYPES = ("bfloat16", "float16")
@@ -23,16 +24,19 @@ def add_engine_arguments(command: argparse.ArgumentParser) -> None:
     bench = SpeedBench()
     command.add_argument(
         "--model",
+        type=model_name,
         nargs="+",
-        default=["smollm2", f"{TINY_PREFIX}qwen3-moe"],
+        default=[SMOLLM2, f"{TINY_PREFIX}qwen3-moe"],
         help="smollm2, tiny:NAME or a model folder (%(default)s)",
     )
     command.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
-    command.add_argument("--batch", nargs="+", type=int, default=list(bench.batches))
-    command.add_argument("--prompt-tokens", type=int, default=bench.prompt_tokens)
-    command.add_argument("--output-tokens", type=int, default=bench.output_tokens)
-    command.add_argument("--rounds", type=int, default=bench.rounds, help="at most")
-    command.add_argument("--row-s", type=float, default=bench.row_s, help="time for them, seconds")
+    command.add_argument("--batch", nargs="+", type=whole(), default=list(bench.batches))
+    command.add_argument("--prompt-tokens", type=whole(), default=bench.prompt_tokens)
+    command.add_argument("--output-tokens", type=whole(), default=bench.output_tokens)
+    command.add_argument("--rounds", type=whole(), default=bench.rounds, help="at most")
+    command.add_argument(
+        "--row-s", type=number(above=0.0), default=bench.row_s, help="time for them, seconds"
+    )
     command.add_argument(
         "--compiled",
         action="store_true",
@@ -45,49 +49,55 @@ def add_engine_arguments(command: argparse.ArgumentParser) -> None:
 
 def add_pressure_arguments(command: argparse.ArgumentParser) -> None:
     bench = PressureBench()
-    command.add_argument("--model", default="smollm2", help="smollm2, tiny:NAME or a model folder")
+    command.add_argument(
+        "--model", type=model_name, default=SMOLLM2, help="smollm2, tiny:NAME or a model folder"
+    )
     command.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
-    command.add_argument("--requests", type=int, default=bench.requests, help="sent at once")
+    command.add_argument("--requests", type=whole(), default=bench.requests, help="sent at once")
     for name, bounds in (("prompt", bench.prompt_tokens), ("output", bench.output_tokens)):
         command.add_argument(
             f"--{name}-tokens",
             nargs=2,
-            type=int,
+            type=whole(),
             metavar=("LEAST", "MOST"),
             default=list(bounds),
             help="bounds of the lengths (%(default)s)",
         )
-    command.add_argument("--kv-mb", type=float, default=59.0, help="KV memory, 10^6 bytes")
+    command.add_argument(
+        "--kv-mb", type=number(above=0.0), default=59.0, help="KV memory, 10^6 bytes"
+    )
     command.add_argument(
         "--free-kv-mb",
-        type=float,
+        type=number(above=0.0),
         default=165.0,
         help="KV memory of the engine that gets more for nothing: the most DPS can reach",
     )
-    command.add_argument("--block-size", type=int, default=32, help="tokens of a KV block")
-    command.add_argument("--max-num-seqs", type=int, default=64)
-    command.add_argument("--max-num-batched-tokens", type=int, default=1024)
+    command.add_argument("--block-size", type=whole(), default=32, help="tokens of a KV block")
+    command.add_argument("--max-num-seqs", type=whole(), default=64)
+    command.add_argument("--max-num-batched-tokens", type=whole(), default=1024)
     command.add_argument(
         "--kernel", choices=("auto", "exact", "fused"), default="auto", help="of the DPS engine"
     )
-    command.add_argument("--seed", type=int, default=bench.seed)
-    command.add_argument("--rounds", type=int, default=bench.rounds)
+    command.add_argument("--seed", type=whole(0), default=bench.seed)
+    command.add_argument("--rounds", type=whole(), default=bench.rounds)
     _add_common(command)
     command.set_defaults(run=run_pressure)
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--threads", type=int, default=all_cores(), help="OpenMP threads of an engine (%(default)s)"
+        "--threads",
+        type=whole(),
+        default=all_cores(),
+        help="OpenMP threads of an engine (%(default)s)",
     )
     command.add_argument(
-        "--root", type=Path, default=None, help="folder of the models (default: the cache)"
+        "--root", type=result_folder, default=None, help="folder of the models (default: the cache)"
     )
     add_json_flag(command)
 
 
 def run_engine(args: argparse.Namespace) -> int:
-    require_positive(args, "batch", "prompt_tokens", "output_tokens", "rounds", "threads", "row_s")
     bench = SpeedBench(
         args.batch,
         args.prompt_tokens,
@@ -120,7 +130,6 @@ def run_engine(args: argparse.Namespace) -> int:
 
 
 def run_pressure(args: argparse.Namespace) -> int:
-    require_positive(args, "requests", "prompt_tokens", "output_tokens", "rounds", "threads")
     for flag, (least, most) in (
         ("--prompt-tokens", args.prompt_tokens),
         ("--output-tokens", args.output_tokens),

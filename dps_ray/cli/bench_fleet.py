@@ -2,36 +2,32 @@
 
 import argparse
 
-from pydantic import TypeAdapter
-
+from dps_ray.cli.arguments import whole
 from dps_ray.cli.output import add_json_flag, finish, say
-from dps_ray.cli.positive import require_positive
-from dps_ray.fleet.policies import Policy
+from dps_ray.fleet.policies import POLICIES
 from dps_ray.fleet_cost.controller import FleetLoad, measure_controller, measure_decisions
 from dps_ray.report import Report
 
 P99_LIMIT_US = 200.0
 HEARD_SHARE = 0.95
 """Of one report a second: a reply that takes its time delays the next."""
-POLICIES = ("round_robin", "power_of_two", "least_pressure", "mode_aware", "full_first")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of ``bench fleet``."""
-    command.add_argument("--replicas", type=int, default=1000, help="simulated replicas")
-    command.add_argument("--decisions", type=int, default=20000, help="decisions per policy")
-    command.add_argument("--seconds", type=int, default=10, help="simulated controller seconds")
+    command.add_argument("--replicas", type=whole(), default=1000, help="simulated replicas")
+    command.add_argument("--decisions", type=whole(), default=20000, help="decisions per policy")
+    command.add_argument("--seconds", type=whole(), default=10, help="simulated controller seconds")
     command.add_argument(
         "--serve", action="store_true", help="also measure the controller as a Serve deployment"
     )
-    command.add_argument("--policy", choices=POLICIES, action="append", help="default: all")
+    command.add_argument("--policy", choices=tuple(POLICIES), action="append", help="default: all")
     add_json_flag(command)
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and judge: decisions within 200 us at p99, the controller under one core."""
-    require_positive(args, "replicas", "decisions", "seconds")
     load = FleetLoad(replicas=args.replicas, seconds=args.seconds)
     controller = measure_controller(load)
     say(
@@ -42,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     )
     decisions = {}
     for name in args.policy or POLICIES:
-        policy: Policy = TypeAdapter(Policy).validate_python({"name": name})
-        figures = decisions[name] = measure_decisions(policy, load, args.decisions)
+        figures = decisions[name] = measure_decisions(POLICIES[name](), load, args.decisions)
         say(
             args,
             f"{name:<15} p50 {figures['p50_us']:6.1f} us   p99 {figures['p99_us']:6.1f} us   "

@@ -1,10 +1,10 @@
 """``dps-ray bench kernels``: nested GEMMs beside the stock kernels, interleaved in one process."""
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
 from dps_ray.bench.kernels.shapes import SHAPES, TOKENS, find_shapes
+from dps_ray.cli.arguments import number, whole
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
 from dps_ray.engine.vllm_version import require_supported_vllm
@@ -27,7 +27,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help=f"ROWSxCOLUMNS, a model, or of {', '.join(shape.name for shape in SHAPES)}",
     )
     command.add_argument(
-        "--tokens", nargs="+", type=int, default=list(TOKENS), help="values of M (%(default)s)"
+        "--tokens", nargs="+", type=whole(), default=list(TOKENS), help="values of M (%(default)s)"
     )
     command.add_argument(
         "--formats",
@@ -40,27 +40,28 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--threads",
         nargs="+",
-        type=int,
+        type=whole(),
         help="CPU threads, the first compared with the others in the same rounds (torch's)",
     )
     command.add_argument(
         "--working-set-gb",
-        type=float,
+        type=number(above=0.0),
         default=1.5,
         help="weights that calls go round, all contenders together, 10^9 bytes: keep it above the "
         "last-level cache (%(default)s)",
     )
     command.add_argument(
-        "--row-s", type=float, default=1.5, help="time of one row, seconds (%(default)s)"
+        "--row-s",
+        type=number(above=0.0),
+        default=1.5,
+        help="time of one row, seconds (%(default)s)",
     )
-    command.add_argument("--max-rounds", type=int, default=25, help="of one row (%(default)s)")
+    command.add_argument("--max-rounds", type=whole(), default=25, help="of one row (%(default)s)")
     add_json_flag(command)
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    # vLLM logs to standard output, which belongs to the table or to the JSON object.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from dps_kernels.library import has_packed
 
     from dps_ray.bench.kernels import table
@@ -94,16 +95,11 @@ def _bench(args: argparse.Namespace) -> "KernelBench":
     from dps_ray.bench.kernels.measure import KernelBench
     from dps_ray.bench.kernels.rounds import Pace
 
-    for tokens in args.tokens:
-        if tokens < 1:
-            raise DpsConfigError(f"--tokens has {tokens}: give numbers of at least 1")
     if args.threads and args.device != "cpu":
         raise DpsConfigError("--threads is for --device cpu: leave it out")
     threads = args.threads or [torch.get_num_threads()]
-    if min(threads) < 1 or len(set(threads)) < len(threads):
-        raise DpsConfigError(f"--threads is {threads}: give different numbers of at least 1")
-    if not args.working_set_gb > 0 or not args.row_s > 0:
-        raise DpsConfigError("--working-set-gb and --row-s: give numbers above 0")
+    if len(set(threads)) < len(threads):
+        raise DpsConfigError(f"--threads is {threads}: give different numbers")
     return KernelBench(
         shapes=find_shapes(args.shapes),
         tokens=args.tokens,

@@ -1,45 +1,48 @@
 """``dps-ray bench layers``: precision while it returns layer by layer."""
 
 import argparse
-from pathlib import Path
 
 from dps_ray.bench.engines import layers
 from dps_ray.bench.engines.layers import LayersBench
-from dps_ray.bench.engines.models import model_folder
 from dps_ray.bench.engines.turns import all_cores
 from dps_ray.checks.specs import EngineSpec
+from dps_ray.cli.arguments import number, picture_file, result_folder, whole
+from dps_ray.cli.model_argument import model_name
 from dps_ray.cli.output import add_json_flag, finish, say
-from dps_ray.cli.picture import picture_file
-from dps_ray.cli.positive import require_positive
 from dps_ray.models.cache import cache_root
+from dps_ray.models.named import SMOLLM2, model_folder
 from dps_ray.report import Report
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of ``bench layers``."""
     bench = LayersBench()
-    command.add_argument("--model", default="smollm2", help="smollm2, tiny:NAME or a model folder")
-    command.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    command.add_argument("--texts", type=int, default=bench.texts, help="texts to score")
-    command.add_argument("--text-tokens", type=int, default=bench.text_tokens, help="of each")
     command.add_argument(
-        "--choices", type=int, default=bench.choices, help="steps from no full layer to all"
+        "--model", type=model_name, default=SMOLLM2, help="smollm2, tiny:NAME or a model folder"
     )
-    command.add_argument("--residents", type=int, default=bench.residents)
-    command.add_argument("--fillers", type=int, default=bench.fillers, help="of each burst")
+    command.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    command.add_argument("--texts", type=whole(), default=bench.texts, help="texts to score")
+    command.add_argument("--text-tokens", type=whole(), default=bench.text_tokens, help="of each")
+    command.add_argument(
+        "--choices", type=whole(), default=bench.choices, help="steps from no full layer to all"
+    )
+    command.add_argument("--residents", type=whole(), default=bench.residents)
+    command.add_argument("--fillers", type=whole(), default=bench.fillers, help="of each burst")
     command.add_argument(
         "--restore-mb-per-s",
-        type=float,
+        type=number(above=0.0),
         default=bench.restore_bytes_per_s / 1e6,
         help="rate of the restores, 10^6 bytes/s: a small model must return slowly enough for "
         "several steps to pass (%(default)s)",
     )
-    command.add_argument("--kv-mb", type=float, default=24.0, help="KV memory, 10^6 bytes")
+    command.add_argument(
+        "--kv-mb", type=number(above=0.0), default=24.0, help="KV memory, 10^6 bytes"
+    )
     command.add_argument("--kernel", choices=("auto", "exact", "fused"), default="auto")
-    command.add_argument("--seed", type=int, default=bench.seed)
-    command.add_argument("--rounds", type=int, default=bench.rounds)
-    command.add_argument("--threads", type=int, default=all_cores(), help="OpenMP threads")
-    command.add_argument("--root", type=Path, default=None, help="folder of the models")
+    command.add_argument("--seed", type=whole(0), default=bench.seed)
+    command.add_argument("--rounds", type=whole(), default=bench.rounds)
+    command.add_argument("--threads", type=whole(), default=all_cores(), help="OpenMP threads")
+    command.add_argument("--root", type=result_folder, default=None, help="folder of the models")
     command.add_argument("--plot", type=picture_file, default=None, help="PNG to draw")
     add_json_flag(command)
     command.set_defaults(run=run)
@@ -47,9 +50,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; exit status 0 only when every check holds."""
-    require_positive(
-        args, "texts", "text_tokens", "choices", "residents", "fillers", "rounds", "threads"
-    )
     bench = LayersBench(
         texts=args.texts,
         text_tokens=args.text_tokens,

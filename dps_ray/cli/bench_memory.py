@@ -1,20 +1,21 @@
 """``dps-ray bench memory``: cost of lending, restoring and moving memory."""
 
 import argparse
-from pathlib import Path
 
+from dps_ray.cli.arguments import result_folder, whole
 from dps_ray.cli.output import add_json_flag, finish, say
-from dps_ray.cli.positive import require_positive
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of ``bench memory``."""
     command.add_argument(
-        "--units", type=int, default=16, help="units of the residual (default: 16)"
+        "--units", type=whole(), default=16, help="units of the residual (default: 16)"
     )
-    command.add_argument("--unit-mib", type=int, default=8, help="size of a unit, MiB (default: 8)")
     command.add_argument(
-        "--rounds", type=int, default=15, help="turns of each comparison (default: 15)"
+        "--unit-mib", type=whole(), default=8, help="size of a unit, MiB (default: 8)"
+    )
+    command.add_argument(
+        "--rounds", type=whole(), default=15, help="turns of each comparison (default: 15)"
     )
     command.add_argument(
         "--no-engine",
@@ -22,7 +23,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="leave out what needs a real engine: a long request, the return after a burst",
     )
     command.add_argument(
-        "--root", type=Path, default=None, help="folder of the models (default: the cache)"
+        "--root", type=result_folder, default=None, help="folder of the models (default: the cache)"
     )
     add_json_flag(command)
     command.set_defaults(run=run)
@@ -30,7 +31,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; exit status 0 only when every target is met."""
-    require_positive(args, "units", "unit_mib", "rounds")
     # vLLM takes seconds to import, and the other benchmarks do without it.
     from dps_ray.bench.memory import bench_compaction, bench_memory
     from dps_ray.bench.memory_return import ReturnBench, bench_return

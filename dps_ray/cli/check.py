@@ -2,7 +2,6 @@
 
 import argparse
 import signal
-from pathlib import Path
 
 from dps_ray.burst.load import BurstLoad
 from dps_ray.chaos.check import check_chaos
@@ -10,9 +9,9 @@ from dps_ray.chaos.faults import Fault
 from dps_ray.chaos.load import LoadOptions
 from dps_ray.checks.engine_check import check_engine
 from dps_ray.checks.memory_check import check_memory
+from dps_ray.cli.arguments import number, picture_file, result_folder, whole
 from dps_ray.cli.output import add_json_flag, finish, say
-from dps_ray.cli.picture import picture_file
-from dps_ray.cli.positive import require_positive
+from dps_ray.cli.parser import add_commands
 from dps_ray.config import DpsConfigError
 from dps_ray.floors.check import check_fleet_floors
 from dps_ray.floors.clients import FloorLoad
@@ -22,7 +21,7 @@ from dps_ray.models.tiny import TINY
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the ``check`` subcommands."""
-    what = parser.add_subparsers(dest="what", required=True)
+    what = add_commands(parser, "check")
     engine = what.add_parser(
         "engine", help="elastic memory and nested precision against static engines, bit for bit"
     )
@@ -33,22 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tiny model to check; may be repeated (default: all)",
     )
     engine.add_argument(
-        "--cycles", type=int, default=200, help="forced switch cycles (default: 200)"
+        "--cycles", type=whole(), default=200, help="forced switch cycles (default: 200)"
     )
     engine.add_argument(
         "--load-cycles",
-        type=int,
+        type=whole(),
         default=1000,
         help="cycles by real pressure, compared with a shadow engine (default: 1000)",
     )
     engine.add_argument(
         "--floor-requests",
-        type=int,
+        type=whole(),
         default=2000,
         help="requests of which a tenth insists on full precision (default: 2000)",
     )
     engine.add_argument(
-        "--root", type=Path, default=None, help="folder of the models (default: the cache)"
+        "--root", type=result_folder, default=None, help="folder of the models (default: the cache)"
     )
     add_json_flag(engine)
     engine.set_defaults(run=run_engine)
@@ -56,15 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "memory", help="random orders on real memory, and again with each safety rule removed"
     )
     memory.add_argument(
-        "--operations", type=int, default=1_000_000, help="of the soak (default: 1000000)"
+        "--operations", type=whole(), default=1_000_000, help="of the soak (default: 1000000)"
     )
     memory.add_argument(
         "--histories",
-        type=int,
+        type=whole(0),
         default=100,
         help="short histories that Hypothesis searches; 0 without Hypothesis (default: 100)",
     )
-    memory.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    memory.add_argument(
+        "--seed", type=whole(0), default=0, help="of everything random (default: 0)"
+    )
     add_json_flag(memory)
     memory.set_defaults(run=run_memory)
     floors = what.add_parser(
@@ -74,11 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     floors.add_argument(
         "--requests",
-        type=int,
+        type=whole(),
         default=FloorLoad().requests,
         help=f"of which a tenth insists on full precision (default: {FloorLoad().requests})",
     )
-    floors.add_argument("--replicas", type=int, default=2, help="default: 2")
+    floors.add_argument("--replicas", type=whole(), default=2, help="default: 2")
     add_json_flag(floors)
     floors.set_defaults(run=run_floors)
     chaos = what.add_parser(
@@ -86,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     chaos.add_argument(
         "--duration-s",
-        type=float,
+        type=number(above=0.0),
         default=180.0,
         help="least duration of the load, seconds; kills and their healing may take longer "
         "(default: 180)",
@@ -94,19 +95,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chaos.add_argument(
         "--fault",
         action="append",
-        type=Fault,
         choices=tuple(Fault),
         help="part to kill; may be repeated, in order (default: each once)",
     )
-    chaos.add_argument("--replicas", type=int, default=2, help="default: 2")
-    chaos.add_argument("--ranks", type=int, default=2, help="tensor-parallel ranks (default: 2)")
+    chaos.add_argument("--replicas", type=whole(), default=2, help="default: 2")
+    chaos.add_argument(
+        "--ranks", type=whole(), default=2, help="tensor-parallel ranks (default: 2)"
+    )
     chaos.add_argument(
         "--clients",
-        type=int,
+        type=whole(),
         default=LoadOptions().clients,
         help=f"requests open at once in a wave (default: {LoadOptions().clients})",
     )
-    chaos.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    chaos.add_argument("--seed", type=whole(0), default=0, help="of everything random (default: 0)")
     add_json_flag(chaos)
     chaos.set_defaults(run=run_chaos)
     scaling = what.add_parser(
@@ -115,13 +117,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = BurstLoad()
     scaling.add_argument(
         "--stretch",
-        type=int,
+        type=whole(),
         default=load.stretch,
         help=f"the burst arrives so much slower than recorded (default: {load.stretch})",
     )
     scaling.add_argument(
         "--open-requests",
-        type=int,
+        type=whole(),
         default=load.open_requests,
         help=f"requests open at once in the burst, on average (default: {load.open_requests})",
     )
@@ -156,7 +158,6 @@ def run_memory(args: argparse.Namespace) -> int:
 
 def run_floors(args: argparse.Namespace) -> int:
     """Ask a fleet; exit status 0 only when everybody got the precision they insisted on."""
-    require_positive(args, "requests", "replicas")
     # It must end by the normal way out too, which stops the fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = check_fleet_floors(
@@ -170,10 +171,11 @@ def run_floors(args: argparse.Namespace) -> int:
 
 def run_chaos(args: argparse.Namespace) -> int:
     """Hurt a fleet; exit status 0 only when its clients lost nothing they must not lose."""
-    require_positive(args, "replicas", "ranks", "clients", "duration_s")
     # It must end by the normal way out too, which stops the fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    faults = args.fault or [f for f in Fault if not f.hits_rank or args.ranks > 1]
+    faults = [Fault(name) for name in args.fault or ()] or [
+        f for f in Fault if not f.hits_rank or args.ranks > 1
+    ]
     for fault in faults:
         if fault.hits_rank and args.ranks < 2:
             raise DpsConfigError(
@@ -193,7 +195,6 @@ def run_chaos(args: argparse.Namespace) -> int:
 
 def run_autoscaling(args: argparse.Namespace) -> int:
     """Let a fleet scale; exit status 0 only when it followed the burst without flapping."""
-    require_positive(args, "stretch", "open_requests")
     # Ray takes seconds to import, which the checks of single engines can do without.
     from dps_ray.burst.check import check_autoscaling
 

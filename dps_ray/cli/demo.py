@@ -11,6 +11,7 @@ from types import FrameType
 import dps_deployments
 
 from dps_ray.bench.slo import SloTarget
+from dps_ray.cli.arguments import number, present_file, result_folder
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.demo.fleet import Fleet, FleetError, running_fleet
 from dps_ray.demo.live import LiveView
@@ -30,14 +31,26 @@ SETTLE_S = 30.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = DemoLoad()
-    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help="Serve configuration")
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for the results")
-    parser.add_argument("--speed", type=float, default=load.speed, help="2: arrive twice as fast")
     parser.add_argument(
-        "--slo-ttft-ms", type=float, default=SloTarget().ttft_ms, help="the paper's 2000 ms"
+        "--config", type=present_file, default=DEFAULT_CONFIG, help="Serve configuration"
     )
     parser.add_argument(
-        "--start-timeout-s", type=float, default=START_TIMEOUT_S, help="for the fleet's start"
+        "--out", type=result_folder, default=Path("demo-out"), help="folder for the results"
+    )
+    parser.add_argument(
+        "--speed", type=number(above=0.0), default=load.speed, help="2: arrive twice as fast"
+    )
+    parser.add_argument(
+        "--slo-ttft-ms",
+        type=number(above=0.0),
+        default=SloTarget().ttft_ms,
+        help="the paper's 2000 ms",
+    )
+    parser.add_argument(
+        "--start-timeout-s",
+        type=number(above=0.0),
+        default=START_TIMEOUT_S,
+        help="for the fleet's start",
     )
     parser.add_argument(
         "--keep", action="store_true", help="keep serving after the replay until Ctrl-C"

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from dps_ray.cli.arguments import http_url
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.config import DpsConfigError
 from dps_ray.modes import Floor
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--application", metavar="NAME", help="where the controller knows several")
     parser.add_argument(
         "--url",
+        type=http_url,
         default="http://127.0.0.1:8000/dps",
         help="route of the controller's application (default: http://127.0.0.1:8000/dps)",
     )

@@ -5,24 +5,26 @@ import importlib
 import os
 import sys
 
+from dps_ray.cli.parser import Parser, UsageError, add_commands
 from dps_ray.config import DpsConfigError
 
 COMMANDS = {
     "models": "make or convert the models used by the demo and the tests",
     "check": "prove that elastic memory and nested precision change nothing they must not change",
     "tune": "find the switching thresholds that cost a replica least",
-    "bench": "replay a trace against an OpenAI-compatible server and report SLO metrics",
+    "bench": "measure a server under load, engines, kernels, memory, routing or scaling",
     "validate": "find everything wrong with Serve config files before they are deployed",
     "explain": "tell why a request goes, or went, to a replica and not to another",
     "admin": "give orders to a fleet: mode pins, and the end of a restore; or pin a single engine",
     "demo": "serve a small fleet, replay a bursty trace against it and draw what happened",
 }
+WITH_FLEETS = ("check", "demo")
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """Assemble the command tree; only the chosen command's module, often a slow one, is loaded."""
-    parser = argparse.ArgumentParser(prog="dps-ray", description="Elastic LLM serving on Ray.")
-    subparsers = parser.add_subparsers(dest="command", required=True)
+    parser = Parser(prog="dps-ray", description="Elastic LLM serving on Ray.")
+    subparsers = add_commands(parser, "command")
     for name, summary in COMMANDS.items():
         sub = subparsers.add_parser(name, help=summary, description=summary)
         if name == chosen:
@@ -33,15 +35,28 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a configuration error is one line on standard error and exit status 2."""
     words = sys.argv[1:] if argv is None else argv
-    if "--json" in words:
-        # vLLM logs to standard output from its import on, which is the JSON object's alone.
-        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    args = build_parser(words[0] if words else None).parse_args(words)
+    chosen = words[0] if words else None
+    _keep_vllm_log_off(chosen)
+    try:
+        args = build_parser(chosen).parse_args(words)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
     try:
         return int(args.run(args))
     except DpsConfigError as error:
-        print(f"dps-ray {args.command}: {error}", file=sys.stderr)
+        print(f"{args.prog}: {error}", file=sys.stderr)
         return 2
+
+
+def _keep_vllm_log_off(command: str | None) -> None:
+    """vLLM logs to standard output from its import on, which is the report's alone.
+
+    Fleets take the environment over: they keep all of their log.
+    """
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    if command not in WITH_FLEETS:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from dps_ray.report import Report
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag, and tell the command its full name, which begins its refusals."""
+    parser.set_defaults(prog=parser.prog)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )

@@ -2,13 +2,12 @@
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from dps_ray.bench.tune_input import TuneInput, read_input
 from dps_ray.bench.tune_plot import draw_policy
+from dps_ray.cli.arguments import picture_file, present_file, whole
 from dps_ray.cli.output import add_json_flag, finish, say
-from dps_ray.cli.picture import picture_file
 from dps_ray.config import DpsConfigError, DpsOptions
 from dps_ray.report import Report
 from dps_ray.scheduling.tuning import Comparison, Tuning, Watermarks, tune
@@ -17,20 +16,28 @@ from dps_ray.scheduling.tuning import Comparison, Tuning, Watermarks, tune
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "costs",
-        type=Path,
+        type=present_file,
         help="YAML or JSON file of costs (fields: dps_ray/bench/README.md; an example: "
         "dps_ray/bench/data/costs.yaml)",
     )
     parser.add_argument(
-        "--summary", type=Path, help="summary.json of a demo: its occupancy and restores are used"
+        "--summary",
+        type=present_file,
+        help="summary.json of a demo: its occupancy and restores are used",
     )
     parser.add_argument(
-        "--speed", type=Path, help="what bench engine --json printed: its step times are used"
+        "--speed",
+        type=present_file,
+        help="what bench engine --json printed: its step times are used",
     )
     parser.add_argument(
-        "--layers", type=Path, help="what bench layers --json printed: its divergence is used"
+        "--layers",
+        type=present_file,
+        help="what bench layers --json printed: its divergence is used",
     )
-    parser.add_argument("--levels", type=int, default=101, help="occupancy levels (default: 101)")
+    parser.add_argument(
+        "--levels", type=whole(3), default=101, help="occupancy levels (default: 101)"
+    )
     parser.add_argument(
         "--compare",
         action="append",
@@ -45,8 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Solve, report, draw; exit status 0 only when the optimal policy is monotone."""
-    if args.levels < 3:
-        raise DpsConfigError(f"--levels is {args.levels}: give at least 3")
     others = [(text, _watermarks(text)) for text in args.compare]
     given = read_input(args.costs, args.summary, args.speed, args.layers)
     tuning = _solve(given, args.levels)

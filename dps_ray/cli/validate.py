@@ -1,7 +1,6 @@
 """``dps-ray validate``: everything wrong with Serve config files, before they are deployed."""
 
 import argparse
-import os
 from pathlib import Path
 
 from dps_ray.cli.output import add_json_flag, finish, say
@@ -24,8 +23,7 @@ def run(args: argparse.Namespace) -> int:
 
     A file that cannot be read ends the command with status 2.
     """
-    # vLLM logs to standard output when it is imported.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # vLLM and Ray take seconds to import.
     from dps_deployments.validation import validate_file
 
     found = {path: validate_file(path, with_model=args.with_model) for path in args.files}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from dps_deployments.config_file import read_config_file
 
 from dps_ray.config import DpsConfigError
 
@@ -75,15 +75,10 @@ def read_config(path: Path) -> FleetConfig:
     DpsConfigError
         The file is missing, no YAML, or lacks something the demo needs to know.
     """
-    if not path.is_file():
-        raise DpsConfigError(f"config is {str(path)!r}: there is no such file")
-    try:
-        config = FleetConfig(yaml.safe_load(path.read_text()))
-    except yaml.YAMLError as error:
-        raise DpsConfigError(f"config {path} is not YAML: {error}") from None
+    config = FleetConfig(read_config_file(path).document)
     try:
         _ = config.replicas, config.model_id, config.model_source, config.max_model_len
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DpsConfigError(
             f"config {path}: {error} is missing: the demo needs applications, model_loading_config "
             "(model_id, model_source), deployment_config.num_replicas, engine_kwargs.max_model_len"

@@ -40,7 +40,10 @@ def test_config_without_autoscaling_is_named(
     config = tmp_path / "config.yaml"
     config.write_text("applications: []\n")
     assert main(["bench", "autoscaling", "--config", str(config)]) == 2
-    assert "has no autoscaling_config of a model" in capsys.readouterr().err
+    assert (
+        "no application has args.llm_config.deployment_config.autoscaling"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("flag", ["--copies", "--stretch"])

@@ -24,7 +24,7 @@ def test_bench_fleet_measures_controller_and_every_policy(
 @pytest.mark.parametrize("flag", ["--replicas", "--decisions", "--seconds"])
 def test_fleet_of_nothing_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "fleet", flag, "0"]) == 2
-    assert f"{flag} is 0: give numbers of at least 1" in capsys.readouterr().err
+    assert f"{flag} is 0: give a whole number of at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.cluster

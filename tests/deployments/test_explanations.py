@@ -141,7 +141,7 @@ def test_names_that_mean_nothing_are_refused_with_those_that_do(
     fleet = played(monkeypatch)
     with pytest.raises(HTTPException, match="404: replica is 'nobody': candidates are good, slow"):
         fleet.would(replica="nobody")
-    with pytest.raises(HTTPException, match="400: policy is 'best': give one of round_robin, "):
+    with pytest.raises(HTTPException, match="400: policy is 'best': choose one of round_robin, "):
         fleet.would(policy="best")
     with pytest.raises(HTTPException, match="400: application is 'other': known are llm"):
         fleet.would(application="other")

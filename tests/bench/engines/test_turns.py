@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dps_ray.bench.engines.models import model_folder
 from dps_ray.bench.engines.turns import EngineProcess, in_turns
 from dps_ray.checks.specs import EngineSpec
 from dps_ray.cli.main import main
 from dps_ray.config import DpsConfigError
+from dps_ray.models.named import model_folder
 
 
 def test_everybody_has_one_turn_a_round_and_the_order_changes() -> None:
@@ -29,7 +29,9 @@ def test_an_engine_that_dies_is_reported_by_its_label(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(DpsConfigError, match=r"--model is 'tinny:x': give smollm2, tiny:qwen3"):
+    with pytest.raises(
+        DpsConfigError, match="model is 'tinny:x': choose one of smollm2, tiny:qwen3"
+    ):
         model_folder("tinny:x", "float16", tmp_path)
 
 
