@@ -28,9 +28,7 @@ def planes_now(
 
 
 class FusedLinear:
-    """A split layer outside of ``torch.compile``: both modes prepared once.
-
-    Passing every byte plane through the opaque operation takes as long as a small layer's product.
+    """A split layer in the fused kernels: both modes prepared once.
 
     Parameters
     ----------
@@ -92,8 +90,6 @@ def _dps_linear(
     rows, interleave, k16 = layout
     order = Layout(rows, interleave, bool(k16))
     planes = planes_now(upper, lower, fmt, row_shift, order)
-    if ranks.current().fused:
-        return dps_kernels.linear(x, planes, bias)
     weight = ranks.current().scratch(upper.shape, x.dtype)
     dps_kernels.reconstruct(weight, planes)
     if planes.lower is not None and misfit_index is not None and misfit_value is not None:
@@ -115,6 +111,18 @@ def _dps_linear_fake(
     return x.new_empty(*x.shape[:-1], upper.shape[0])
 
 
+def _dps_fused_linear(
+    x: torch.Tensor, lower: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return ranks.current().linears[lower.data_ptr()](x, bias)
+
+
+def _dps_fused_linear_fake(
+    x: torch.Tensor, lower: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], lower.shape[0])
+
+
 def _dps_experts(x: torch.Tensor, router_logits: torch.Tensor, name: str) -> torch.Tensor:
     return ranks.current().experts[name](x, router_logits)
 
@@ -124,7 +132,10 @@ def _dps_experts_fake(x: torch.Tensor, router_logits: torch.Tensor, name: str) -
 
 
 def register_ops() -> None:
-    """Define ``torch.ops.vllm.dps_linear`` and ``dps_experts`` once a process."""
+    """Define ``torch.ops.vllm.dps_linear`` and its siblings once a process."""
     if not hasattr(torch.ops.vllm, "dps_linear"):
         direct_register_custom_op("dps_linear", _dps_linear, fake_impl=_dps_linear_fake)
+        direct_register_custom_op(
+            "dps_fused_linear", _dps_fused_linear, fake_impl=_dps_fused_linear_fake
+        )
         direct_register_custom_op("dps_experts", _dps_experts, fake_impl=_dps_experts_fake)

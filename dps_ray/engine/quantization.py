@@ -83,11 +83,10 @@ class DpsLinearMethod(UnquantizedLinearMethod):
         layer.dps_lower = Parameter(split_weight.lower, requires_grad=False)
         layer.register_buffer("dps_row_shift", split_weight.row_shift, persistent=False)
         layer.dps_layout = [int(field) for field in split_weight.layout]
-        layer.dps_fused = (
-            FusedLinear(split_weight.planes_full(), split_weight.dtype)
-            if ranks.current().fused
-            else None
-        )
+        layer.dps_fused = None
+        if ranks.current().fused:
+            layer.dps_fused = FusedLinear(split_weight.planes_full(), split_weight.dtype)
+            ranks.current().linears[split_weight.lower.data_ptr()] = layer.dps_fused
         misfits = split_weight.misfits
         for name in ("index", "value"):
             tensor = None if misfits is None else getattr(misfits, name)
@@ -96,7 +95,9 @@ class DpsLinearMethod(UnquantizedLinearMethod):
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if layer.dps_fmt is None:
             return super().apply(layer, x, bias)
-        if layer.dps_fused is not None and not torch.compiler.is_compiling():
+        if layer.dps_fused is not None:
+            if torch.compiler.is_compiling():
+                return torch.ops.vllm.dps_fused_linear(x, layer.dps_lower, bias)
             return layer.dps_fused(x, bias)
         return torch.ops.vllm.dps_linear(
             x,

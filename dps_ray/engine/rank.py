@@ -31,6 +31,8 @@ from dps_ray.precision.report import LoadReport
 
 logger = logging.getLogger("vllm.dps")
 
+Linear = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Multiplies activations by the weight of a layer and adds a bias."""
 Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Routes tokens and runs their experts: hidden states and router logits to hidden states."""
 
@@ -69,6 +71,9 @@ class Rank:
         self.fused = _resolve_kernel(options.kernel, device)
         self.captures_graphs = False
         """Whether forward passes are captured: then every layer must run in the kernels."""
+        self.linears: dict[int, Linear] = {}
+        """Fused linear layers by the address of their residual, for
+        ``torch.ops.vllm.dps_fused_linear``: a name would make each layer's graph its own."""
         self.experts: dict[str, Experts] = {}
         """Split experts by the name of their layer; ``torch.ops.vllm.dps_experts`` calls them."""
 
