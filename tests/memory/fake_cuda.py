@@ -1,4 +1,4 @@
-"""``cuda.bindings.driver`` on host memory: records every call, and runs streams as late as it can.
+"""``cuda.bindings.driver`` on host memory, whose streams run as late as they can.
 
 Structures and enumerations are the real module's. Memory is a memfd behind ``HostDriver``, so two
 mappings of one handle show the same bytes.
@@ -9,9 +9,7 @@ mappings of one handle show the same bytes.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,22 +22,18 @@ from dps_ray.memory.driver import PhysicalHandle, VirtualRange
 from dps_ray.memory.host_driver import HostDriver
 
 from .fake_streams import FakeStreams
+from .recorded_calls import RecordedCalls
 
 COMPUTE_STREAM = 0x10
-OK = real.CUresult.CUDA_SUCCESS
 
 
-class FakeCuda:
+class FakeCuda(RecordedCalls):
     """The part of the driver API that the CUDA driver uses."""
 
     def __init__(self, *, granularity_bytes: int = 4096, device_bytes: int = 1 << 30) -> None:
+        super().__init__()
         self.granularity_bytes = granularity_bytes
         self.device_bytes = device_bytes
-        self.calls: list[tuple[Any, ...]] = []
-        self.live: dict[str, set[Any]] = defaultdict(set)
-        """What was taken and not given back, by kind."""
-        self.refusals: dict[tuple[str, int], real.CUresult] = {}
-        """Refuse the n-th call (from 0) of a name."""
         self.damage_next_copy = False
         self.host_may_wait = threading.Event()
         """While clear, a thread that waits for an event stays there: nothing it waits for runs."""
@@ -48,74 +42,58 @@ class FakeCuda:
         """Copies whose host side was not pinned."""
         self.streams = FakeStreams()
         self.streams.create(COMPUTE_STREAM)
-        self._counts: Counter[str] = Counter()
         self._memory = HostDriver()
         self._handles: dict[int, PhysicalHandle] = {}
         self._ranges: dict[int, VirtualRange] = {}
         self._accessible: dict[int, int] = {}
         self._pinned: dict[int, int] = {}
-        self._ids = itertools.count(0x100)
-        self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(real, name)
 
     # --- for tests -----------------------------------------------------------------------------
 
-    def refuse(self, name: str, nth: int = 0, status: str = "CUDA_ERROR_UNKNOWN") -> None:
-        """Refuse the ``nth`` call of ``name`` from now on."""
-        self.refusals[name, self._counts[name] + nth] = getattr(real.CUresult, status)
-
-    def names(self) -> list[str]:
-        """Names of all calls so far."""
-        return [call[0] for call in self.calls]
-
-    @property
-    def leaks(self) -> dict[str, set[Any]]:
-        """What is still held."""
-        return {kind: things for kind, things in self.live.items() if things}
-
     def launch(self, kernel: Callable[[], object], name: str = "kernel") -> None:
         """Queue a kernel on the stream torch computes on."""
-        with self._lock:
+        with self.lock:
             self.streams.enqueue(COMPUTE_STREAM, name, kernel)
 
     # --- device and context --------------------------------------------------------------------
 
     def cuInit(self, flags: int) -> tuple[Any, ...]:
-        return self._call("cuInit", flags)
+        return self.call("cuInit", flags)
 
     def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
-        return self._call("cuDeviceGet", ordinal, result=lambda: ordinal)
+        return self.call("cuDeviceGet", ordinal, result=lambda: ordinal)
 
     def cuDeviceGetAttribute(self, attribute: Any, device: int) -> tuple[Any, ...]:
-        return self._call("cuDeviceGetAttribute", attribute, device, result=lambda: 1)
+        return self.call("cuDeviceGetAttribute", attribute, device, result=lambda: 1)
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
-        return self._take("cuDevicePrimaryCtxRetain", "context", device)
+        return self.take("cuDevicePrimaryCtxRetain", "context", device)
 
     def cuDevicePrimaryCtxRelease(self, device: int) -> tuple[Any, ...]:
-        return self._drop("cuDevicePrimaryCtxRelease", "context", next(iter(self.live["context"])))
+        return self.drop("cuDevicePrimaryCtxRelease", "context", next(iter(self.live["context"])))
 
     def cuCtxSetCurrent(self, context: int) -> tuple[Any, ...]:
-        return self._call("cuCtxSetCurrent", context)
+        return self.call("cuCtxSetCurrent", context)
 
     def cuCtxGetStreamPriorityRange(self) -> tuple[Any, ...]:
-        status, _ = self._call("cuCtxGetStreamPriorityRange", result=lambda: None)
+        status, _ = self.call("cuCtxGetStreamPriorityRange", result=lambda: None)
         return status, 0, -5
 
     def cuDeviceGetPCIBusId(self, length: int, device: int) -> tuple[Any, ...]:
-        return self._call("cuDeviceGetPCIBusId", length, result=lambda: b"0000:1B:00.0\0\0\0\0")
+        return self.call("cuDeviceGetPCIBusId", length, result=lambda: b"0000:1B:00.0\0\0\0\0")
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
-        status, _ = self._call("cuMemGetInfo", result=lambda: None)
+        status, _ = self.call("cuMemGetInfo", result=lambda: None)
         return status, self.device_bytes - self._memory.created_bytes, self.device_bytes
 
     # --- memory --------------------------------------------------------------------------------
 
     def cuMemGetAllocationGranularity(self, prop: Any, option: Any) -> tuple[Any, ...]:
         self._check_placement(prop.location)
-        return self._call(
+        return self.call(
             "cuMemGetAllocationGranularity", option, result=lambda: self.granularity_bytes
         )
 
@@ -128,7 +106,7 @@ class FakeCuda:
             self.live["range"].add(reserved.address)
             return real.CUdeviceptr(reserved.address)
 
-        return self._call("cuMemAddressReserve", nbytes, alignment, result=reserve)
+        return self.call("cuMemAddressReserve", nbytes, alignment, result=reserve)
 
     def cuMemAddressFree(self, address: int, nbytes: int) -> tuple[Any, ...]:
         def free() -> None:
@@ -136,7 +114,7 @@ class FakeCuda:
             self._memory.free(self._ranges.pop(address))
             self.live["range"].remove(address)
 
-        return self._call("cuMemAddressFree", address, nbytes, effect=free)
+        return self.call("cuMemAddressFree", address, nbytes, effect=free)
 
     def cuMemCreate(self, nbytes: int, prop: Any, flags: int) -> tuple[Any, ...]:
         self._check_placement(prop.location)
@@ -144,19 +122,19 @@ class FakeCuda:
             self.refuse("cuMemCreate", status="CUDA_ERROR_OUT_OF_MEMORY")
 
         def create() -> Any:
-            value = next(self._ids)
+            value = next(self.ids)
             self._handles[value] = self._memory.create(nbytes)
             self.live["handle"].add(value)
             return real.CUmemGenericAllocationHandle(value)
 
-        return self._call("cuMemCreate", nbytes, result=create)
+        return self.call("cuMemCreate", nbytes, result=create)
 
     def cuMemRelease(self, value: int) -> tuple[Any, ...]:
         def release() -> None:
             self._memory.release(self._handles.pop(value))
             self.live["handle"].remove(value)
 
-        return self._call("cuMemRelease", value, effect=release)
+        return self.call("cuMemRelease", value, effect=release)
 
     def cuMemMap(
         self, address: int, nbytes: int, offset: int, value: int, flags: int
@@ -167,7 +145,7 @@ class FakeCuda:
             self._memory.map(address, self._handles[value])
             self.live["mapping"].add(address)
 
-        return self._call("cuMemMap", address, nbytes, offset, value, effect=map_handle)
+        return self.call("cuMemMap", address, nbytes, offset, value, effect=map_handle)
 
     def cuMemSetAccess(
         self, address: int, nbytes: int, access: list[Any], count: int
@@ -178,7 +156,7 @@ class FakeCuda:
             assert access[0].flags == real.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
             self._accessible[address] = nbytes
 
-        return self._call("cuMemSetAccess", address, nbytes, effect=set_access)
+        return self.call("cuMemSetAccess", address, nbytes, effect=set_access)
 
     def cuMemUnmap(self, address: int, nbytes: int) -> tuple[Any, ...]:
         def unmap() -> None:
@@ -186,66 +164,64 @@ class FakeCuda:
             self._accessible.pop(address, None)
             self.live["mapping"].remove(address)
 
-        return self._call("cuMemUnmap", address, nbytes, effect=unmap)
+        return self.call("cuMemUnmap", address, nbytes, effect=unmap)
 
     def cuMemHostRegister(self, address: int, nbytes: int, flags: int) -> tuple[Any, ...]:
         def register() -> None:
             self._pinned[address] = nbytes
             self.live["pinned"].add(address)
 
-        return self._call("cuMemHostRegister", address, nbytes, flags, effect=register)
+        return self.call("cuMemHostRegister", address, nbytes, flags, effect=register)
 
     def cuMemHostUnregister(self, address: int) -> tuple[Any, ...]:
         def unregister() -> None:
             del self._pinned[address]
             self.live["pinned"].remove(address)
 
-        return self._call("cuMemHostUnregister", address, effect=unregister)
+        return self.call("cuMemHostUnregister", address, effect=unregister)
 
     # --- streams and events --------------------------------------------------------------------
 
     def cuStreamCreateWithPriority(self, flags: int, priority: int) -> tuple[Any, ...]:
         def create() -> Any:
-            stream = next(self._ids)
+            stream = next(self.ids)
             self.streams.create(stream)
             self.live["stream"].add(stream)
             return real.CUstream(stream)
 
-        return self._call("cuStreamCreateWithPriority", flags, priority, result=create)
+        return self.call("cuStreamCreateWithPriority", flags, priority, result=create)
 
     def cuStreamDestroy(self, stream: Any) -> tuple[Any, ...]:
-        return self._drop("cuStreamDestroy", "stream", int(stream))
+        return self.drop("cuStreamDestroy", "stream", int(stream))
 
     def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
-        return self._call("cuStreamSynchronize", stream, effect=lambda: self.streams.drain(stream))
+        return self.call("cuStreamSynchronize", stream, effect=lambda: self.streams.drain(stream))
 
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
-        return self._call("cuCtxSynchronize", effect=self.streams.drain_all)
+        return self.call("cuCtxSynchronize", effect=self.streams.drain_all)
 
     def cuStreamWaitEvent(self, stream: int, event: Any, flags: int) -> tuple[Any, ...]:
-        return self._call(
+        return self.call(
             "cuStreamWaitEvent", stream, event,
             effect=lambda: self.streams.wait(stream, int(event)),
         )  # fmt: skip
 
     def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
-        return self._take("cuEventCreate", "event", flags, make=real.CUevent)
+        return self.take("cuEventCreate", "event", flags, make=real.CUevent)
 
     def cuEventDestroy(self, event: Any) -> tuple[Any, ...]:
-        return self._drop("cuEventDestroy", "event", int(event))
+        return self.drop("cuEventDestroy", "event", int(event))
 
     def cuEventRecord(self, event: Any, stream: int) -> tuple[Any, ...]:
         def record() -> None:
             assert int(event) in self.live["event"]
             self.streams.record(stream, int(event))
 
-        return self._call("cuEventRecord", event, stream, effect=record)
+        return self.call("cuEventRecord", event, stream, effect=record)
 
     def cuEventSynchronize(self, event: Any) -> tuple[Any, ...]:
         assert self.host_may_wait.wait(20.0)
-        return self._call(
-            "cuEventSynchronize", event, effect=lambda: self.streams.reach(int(event))
-        )
+        return self.call("cuEventSynchronize", event, effect=lambda: self.streams.reach(int(event)))
 
     def cuMemcpyAsync(
         self, destination: int, source: int, nbytes: int, stream: int
@@ -265,7 +241,7 @@ class FakeCuda:
                 self.pageable_copies += 1
             self.streams.enqueue(stream, "copy", copy)
 
-        return self._call("cuMemcpyAsync", destination, source, nbytes, stream, effect=queue)
+        return self.call("cuMemcpyAsync", destination, source, nbytes, stream, effect=queue)
 
     def cuMemsetD8Async(
         self, address: int, value: int, nbytes: int, stream: int
@@ -274,42 +250,12 @@ class FakeCuda:
             self._check_access(address, nbytes)
             ctypes.memset(address, value, nbytes)
 
-        return self._call(
+        return self.call(
             "cuMemsetD8Async", address, value, nbytes, stream,
             effect=lambda: self.streams.enqueue(stream, "zero", fill),
         )  # fmt: skip
 
     # --- internals -----------------------------------------------------------------------------
-
-    def _call(
-        self,
-        name: str,
-        *arguments: Any,
-        result: Callable[[], Any] | None = None,
-        effect: Callable[[], object] | None = None,
-    ) -> tuple[Any, ...]:
-        with self._lock:
-            self.calls.append((name, *arguments))
-            refused = self.refusals.pop((name, self._counts[name]), None)
-            self._counts[name] += 1
-            if refused is not None:
-                return (refused,) if result is None else (refused, None)
-            if effect is not None:
-                effect()
-            return (OK,) if result is None else (OK, result())
-
-    def _take(
-        self, name: str, kind: str, *arguments: Any, make: Callable[[int], Any] = int
-    ) -> tuple[Any, ...]:
-        def take() -> Any:
-            value = next(self._ids)
-            self.live[kind].add(value)
-            return make(value)
-
-        return self._call(name, *arguments, result=take)
-
-    def _drop(self, name: str, kind: str, value: int) -> tuple[Any, ...]:
-        return self._call(name, value, effect=lambda: self.live[kind].remove(value))
 
     def _check_placement(self, location: Any) -> None:
         assert location.type == real.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
