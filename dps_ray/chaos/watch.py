@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 from dps_ray.config import DpsConfigError
-from dps_ray.engine.status_page import StatusPage, keys_owned_by
+from dps_ray.engine.page_owner import keys_owned_by
+from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Mode
 
 LOOK_PERIOD_S = 0.1

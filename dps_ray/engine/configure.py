@@ -18,9 +18,9 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from dps_ray.config import DpsConfigError, DpsOptions, parse_options
+from dps_ray.engine.page_owner import remove_orphans_at_exit
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.refusals import refuse_on_cuda, refuse_unsupported
-from dps_ray.engine.status_page import remove_orphans_at_exit
 from dps_ray.memory.drivers import DriverKind
 
 WORKER_CLASSES = {

@@ -12,40 +12,34 @@ long as the engine: a configuration may come from a process that ends before the
 
 import atexit
 import contextlib
-import functools
 import mmap
 import os
 import time
 import uuid
-import weakref
 import zlib
-from collections.abc import Collection
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from dps_ray.config import DpsConfigError
+from dps_ray.engine.page_owner import OWNER_CELLS, page_path, remove_orphans, this_process
 from dps_ray.engine.rank_section import RANK_CELLS, RankSection
 from dps_ray.modes import Mode, Pin
 from dps_ray.scheduling.permits import Permits
 from dps_ray.status import EngineStatus
 
 MAX_RANKS = 64
-_FOLDER = Path("/dev/shm")
-_PREFIX = "dps-"
 
 # Everything is a float64 cell: integers up to 2**53 are exact, and one type keeps the page simple.
 _STATUS_FIELDS = tuple(field.name for field in fields(EngineStatus))
 _STATUS_VALUES = attrgetter(*_STATUS_FIELDS[1:])
 _FAULT_BYTES = 240
 _HEADER = (
-    "owner_pid",
-    "owner_pid_namespace",
+    *OWNER_CELLS,
     "pin_request",
     "restore_until_s",
     "fast_denied",
@@ -86,8 +80,8 @@ class StatusPage:
             When there is one.
         """
         remove_orphans()
-        path = _path(key)
-        header = np.array([os.getpid(), _pid_namespace()], dtype=np.float64)
+        path = page_path(key)
+        header = np.array(this_process(), dtype=np.float64)
         # It appears under its name in one step: another rank may be about to open it.
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -116,7 +110,7 @@ class StatusPage:
         DpsConfigError
             When there is none: the engine does not run on this host.
         """
-        path = _path(key)
+        path = page_path(key)
         try:
             with open(path, "r+b") as file:
                 return cls(path, mmap.mmap(file.fileno(), _CELLS * 8))
@@ -134,7 +128,7 @@ class StatusPage:
 
     def adopt(self) -> None:
         """Make this process the owner, which unlinks the page when it ends."""
-        self._cells[:2] = os.getpid(), _pid_namespace()
+        self._cells[: len(OWNER_CELLS)] = this_process()
         atexit.register(self.remove)
 
     def remove(self) -> None:
@@ -223,55 +217,6 @@ class StatusPage:
                 return None
             time.sleep(_READ_PAUSE_S)
         raise RuntimeError(f"status page {self._path} never settles: its writer died mid-write")
-
-
-def remove_orphans() -> None:
-    """Unlink pages of this PID namespace whose owner no longer runs."""
-    for path in _FOLDER.glob(f"{_PREFIX}*"):
-        try:
-            header = np.fromfile(path, dtype=np.float64, count=2)
-        except OSError:
-            continue
-        if len(header) == 2 and header[1] == _pid_namespace() and not _alive(int(header[0])):
-            path.unlink(missing_ok=True)
-
-
-@functools.cache
-def remove_orphans_at_exit() -> None:
-    """Let this process, which is about to start an engine, remove orphans when it ends.
-
-    An engine core that has failed tells its client, turns the handling of SIGTERM off and only then
-    cleans up; a client that ends meanwhile sends SIGTERM, which leaves the page behind. Finalizers
-    run in the reverse order of their creation: the engine's, which waits for the core, comes first.
-    """
-    weakref.finalize(StatusPage, remove_orphans)
-
-
-def keys_owned_by(processes: Collection[int]) -> set[str]:
-    """Keys of the pages whose owners are among these processes."""
-    keys = set()
-    for path in _FOLDER.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(FileNotFoundError):
-            header = np.fromfile(path, dtype=np.float64, count=2)
-            if len(header) == 2 and int(header[0]) in processes:
-                keys.add(path.name.removeprefix(_PREFIX))
-    return keys
-
-
-def _path(key: str) -> Path:
-    return _FOLDER / f"{_PREFIX}{key}"
-
-
-def _pid_namespace() -> float:
-    return float(os.stat("/proc/self/ns/pid").st_ino)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        # A container's first process may never ask for the exit status of what it adopts.
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _encode(value: object) -> float:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dps_ray.config import DpsConfigError
-from dps_ray.engine.status_page import StatusPage, remove_orphans
+from dps_ray.engine.page_owner import remove_orphans
+from dps_ray.engine.status_page import StatusPage
 
 OWNER = """
 import sys, time
@@ -83,7 +84,8 @@ def test_process_that_started_an_engine_leaves_no_page_of_it_though_the_engine_w
 ) -> None:
     program = (
         "import subprocess, sys, weakref\n"
-        "from dps_ray.engine.status_page import StatusPage, remove_orphans_at_exit\n"
+        "from dps_ray.engine.page_owner import remove_orphans_at_exit\n"
+        "from dps_ray.engine.status_page import StatusPage\n"
         "remove_orphans_at_exit()\n"
         "engine = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], stdout=subprocess.PIPE)\n"
         "assert engine.stdout.readline() == b'made\\n'\n"
