@@ -20,7 +20,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from dps_ray.config import DpsConfigError, DpsOptions, parse_options
 from dps_ray.engine.page_owner import remove_orphans_at_exit
 from dps_ray.engine.preflight import preflight
-from dps_ray.engine.refusals import refuse_on_cuda, refuse_unsupported
+from dps_ray.engine.refusals import refuse_arguments, refuse_on_cuda, refuse_unsupported
 from dps_ray.memory.drivers import DriverKind
 
 WORKER_CLASSES = {
@@ -55,11 +55,7 @@ def hook_engine_args() -> None:
         if self.quantization != "dps":
             return create(self, *args, **kwargs)
         options = parse_options(self.additional_config)
-        if self.worker_cls != "auto" or self.scheduler_cls is not None:
-            raise DpsConfigError(
-                f"worker_cls ({self.worker_cls!r}) and scheduler_cls ({self.scheduler_cls!r}) are "
-                "chosen by quantization 'dps': leave both out"
-            )
+        refuse_arguments(vars(self))
         _check_model(self, options)
         from dps_ray.engine.admission import hook_front
 

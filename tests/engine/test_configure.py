@@ -80,8 +80,8 @@ def test_engine_without_dps_is_left_alone(tiny: Any) -> None:
             {"num_gpu_blocks_override": 64},
             "num_gpu_blocks_override: .*size the KV cache with kv_cache_memory_bytes",
         ),
-        ({"enable_lora": True}, "lora_config: .*merge the adapter into the checkpoint"),
-        ({"worker_cls": "other.Worker"}, "worker_cls .'other.Worker'. and scheduler_cls .None."),
+        ({"enable_lora": True}, "enable_lora: .*merge the adapter into the checkpoint"),
+        ({"worker_cls": "other.Worker"}, "worker_cls: quantization 'dps' chooses it; leave it"),
         (
             {"additional_config": {"dps": {"driver": "cuda"}}},
             "additional_config.dps.driver is 'cuda' on cpu",
@@ -120,7 +120,7 @@ def test_what_cannot_work_is_refused_in_one_line(
         ({"model_config.runner_type": "pooling"}, ["pooling model"]),
         (
             {"parallel_config.pipeline_parallel_size": 2, "lora_config": object()},
-            ["pipeline_parallel_size", "lora_config"],
+            ["pipeline_parallel_size", "enable_lora"],
         ),
     ],
 )
