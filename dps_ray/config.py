@@ -5,8 +5,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dps_ray.choices import nearest
+from dps_ray.faults import faults_of
 from dps_ray.modes import Pin
 
+_READ_BY_VLLM = ("gdn_prefill_backend", "kda_prefill_backend")
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -168,6 +171,9 @@ def parse_options(additional_config: Any) -> DpsOptions:
             f"additional_config is {additional_config!r}: give a mapping, such as {{'dps': {{}}}}"
         )
     raw = additional_config.get("dps", {}) if additional_config else {}
+    faults = _unknown_keys(additional_config or {})
+    if faults:
+        raise DpsConfigError(*faults)
     if isinstance(raw, DpsOptions):
         return raw
     if not isinstance(raw, dict):
@@ -180,17 +186,18 @@ def parse_options(additional_config: Any) -> DpsOptions:
         raise DpsConfigError(*faults_of(error, "additional_config.dps")) from None
 
 
-def faults_of(error: ValidationError, where: str) -> list[str]:
-    """The faults in a pydantic error, one sentence each: field, value, remedy."""
+def _unknown_keys(additional_config: Mapping[Any, Any]) -> list[str]:
+    """Keys that nobody reads. Without ``dps`` the engine may be another plugin's, and only what is
+    likely to be meant for this one is refused."""
     faults = []
-    for item in error.errors():
-        field = ".".join([where, *(str(part) for part in item["loc"])])
-        if item["type"] == "extra_forbidden":
-            faults.append(f"{field} is not an option: remove it or correct its spelling")
-        elif item["type"] == "missing":
-            faults.append(f"{field} is missing: it has no default")
-        elif item["loc"]:
-            faults.append(f"{field} is {item['input']!r}: {item['msg']}")
-        else:
-            faults.append(f"{field}: {item['msg']}")
+    for key in additional_config:
+        if key == "dps" or key in _READ_BY_VLLM:
+            continue
+        if str(key) in DpsOptions.model_fields:
+            faults.append(f"additional_config.{key} is not read: move it to additional_config.dps")
+        elif "dps" in additional_config or nearest(str(key).lower(), ["dps"]):
+            faults.append(
+                f"additional_config.{key} is not an option: {nearest(str(key).lower(), ['dps'])}"
+                "remove it or correct its spelling"
+            )
     return faults

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from dps_autoscaling.scaler import ScalingOptions
-from dps_ray.config import DpsConfigError, faults_of
+from dps_ray.config import DpsConfigError
+from dps_ray.faults import faults_of
 
 
 def autoscaling_faults(raw: Mapping[str, Any], where: str) -> list[str]:

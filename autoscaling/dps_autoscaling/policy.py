@@ -14,7 +14,8 @@ from ray.serve.config import AutoscalingContext
 
 from dps_autoscaling.scaler import FleetLoad, Memory, Reason, ReplicaLoad, Scaler, ScalingOptions
 from dps_autoscaling.signals import UP, from_stats
-from dps_ray.config import DpsConfigError, faults_of
+from dps_ray.config import DpsConfigError
+from dps_ray.faults import faults_of
 
 STATE_KEY = "dps"
 

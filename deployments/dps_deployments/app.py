@@ -14,16 +14,15 @@ from dps_deployments.fleet_args import (
     parse_fleet_args,
 )
 from dps_deployments.revision import revision
-from dps_ray.config import DpsConfigError, faults_of, parse_options
+from dps_ray.config import DpsConfigError, parse_options
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.vllm_version import require_supported_vllm
+from dps_ray.faults import faults_of
 
 ROUTER_CLASS = "dps_deployments.router.DpsRouter"
 ROUTING_STATS_PERIOD_S = 1.0
 QUEUE_FACTOR = 8
 """Requests that may wait at one ingress replica, per request that one replica may hold."""
-UNKNOWN_ENGINE_OPTION = "Unknown engine argument: "
-"""How Ray begins its message about one."""
 PREFLIGHT_OPTIONS = (
     "dtype",
     "kv_cache_memory_bytes",
@@ -96,13 +95,15 @@ def to_llm_config(fleet: FleetArgs) -> Any:
     Raises
     ------
     DpsConfigError
-        When Ray or vLLM do not know an option.
+        When Ray or vLLM would refuse an option, or an elastic engine a feature.
     """
     from ray.serve.llm import LLMConfig
 
+    from dps_deployments.engine_kwargs import WHERE, engine_faults, known_kwargs
     from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer, ServerFleetOptions
 
     given = fleet.llm_config
+    engine_kwargs = given.get("engine_kwargs", {})
     options = ServerFleetOptions(controller_app=fleet.controller_app, report=fleet.report)
     router = {
         "request_router_class": ROUTER_CLASS,
@@ -116,6 +117,7 @@ def to_llm_config(fleet: FleetArgs) -> Any:
     bounds = {"max_queued_requests": QUEUE_FACTOR * deployment["max_ongoing_requests"]}
     values = {
         **given,
+        "engine_kwargs": known_kwargs(engine_kwargs),
         "server_cls": given.get("server_cls", DpsLLMServer),
         "model_loading_config": _with_absolute_source(given.get("model_loading_config")),
         "deployment_config": {
@@ -129,20 +131,17 @@ def to_llm_config(fleet: FleetArgs) -> Any:
             FLEET_CONFIG_KEY: options.model_dump(mode="json"),
         },
     }
+    faults = engine_faults(engine_kwargs, given.get("accelerator_config"))
     try:
         llm_config = LLMConfig(**values)
-        # Ray splits and checks the engine's options only here.
+        # Ray splits the engine's options and checks their relations to its own only here.
         llm_config.get_engine_config()
     except ValidationError as error:
-        raise DpsConfigError(*faults_of(error, "args.llm_config")) from None
+        faults += faults_of(error, "args.llm_config")
     except ValueError as error:
-        option = str(error).removeprefix(UNKNOWN_ENGINE_OPTION)
-        where = "args.llm_config.engine_kwargs"
-        if option != str(error):
-            raise DpsConfigError(
-                f"{where}.{option} is not an option of vLLM: remove it or correct its spelling"
-            ) from None
-        raise DpsConfigError(f"{where}: {error}") from None
+        faults.append(f"{WHERE}: {error}")
+    if faults:
+        raise DpsConfigError(*faults)
     return llm_config
 
 

@@ -19,6 +19,14 @@ class Problem:
     text: str
 
 
+class UnreadableFileError(DpsConfigError):
+    """A file that holds no values."""
+
+    def __init__(self, path: Path, line: int, why: str) -> None:
+        super().__init__(f"{path} {why}")
+        self.problem = Problem(line, f"the file {why}")
+
+
 @dataclass(frozen=True)
 class ConfigFile:
     """Values of a file, and where they stand."""
@@ -53,19 +61,25 @@ def read_config_file(path: Path) -> ConfigFile:
 
     Raises
     ------
-    DpsConfigError
-        When it cannot be read.
+    UnreadableFileError
+        When it cannot be read, or is no YAML.
     """
     try:
         text = path.read_text()
         _refuse_circles(text)
         return ConfigFile(yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
-        raise DpsConfigError(f"{path} cannot be read: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise UnreadableFileError(path, 1, f"cannot be read: {why}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = mark.line + 1 if mark is not None else 1
+        told = "; ".join(part for part in (error.context, error.problem) if part)
+        raise UnreadableFileError(path, line, f"is not YAML, line {line}: {told}") from None
     except yaml.YAMLError as error:
-        raise DpsConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise UnreadableFileError(path, 1, f"is not YAML: {error}") from None
     except RecursionError:
-        raise DpsConfigError(f"{path} is nested too deeply to be read: flatten it") from None
+        raise UnreadableFileError(path, 1, "is nested too deeply to be read: flatten it") from None
 
 
 def _refuse_circles(text: str) -> None:
@@ -77,10 +91,10 @@ def _refuse_circles(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             open_anchors.pop()
         elif isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
-            line = event.start_mark.line + 1 if event.start_mark is not None else 1
-            raise yaml.YAMLError(
-                f"line {line}: *{event.anchor} stands inside of what &{event.anchor} names: "
-                "remove one of the two"
+            raise yaml.MarkedYAMLError(
+                problem=f"*{event.anchor} stands inside of what &{event.anchor} names: remove one "
+                "of the two",
+                problem_mark=event.start_mark,  # type: ignore[arg-type]  # of libyaml or not
             )
 
 

@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dps_deployments.limits import RequestLimits
 from dps_deployments.options import deployment_faults
-from dps_ray.config import DpsConfigError, faults_of, parse_options
+from dps_ray.config import DpsConfigError, parse_options
+from dps_ray.faults import faults_of
 from dps_ray.fleet.reporting import ReportOptions
 
 TIMEOUT_VARIABLE = "RAY_SERVE_LLM_ROUTER_HTTP_TIMEOUT"

@@ -8,7 +8,8 @@ from dps_autoscaling.checks import autoscaling_faults
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import DeploymentSchema
 
-from dps_ray.config import faults_of
+from dps_ray.choices import nearest
+from dps_ray.faults import faults_of
 
 MAX_HEALTH_CHECK_PERIOD_S = 10.0
 
@@ -29,21 +30,30 @@ def deployment_faults(
     """
     unknown = sorted(options.keys() - set(known), key=str)
     faults = [
-        f"{where}.{name} is not an option: remove it or correct its spelling "
+        f"{where}.{name} is not an option: {nearest(name, known)}remove it or correct its spelling "
         f"(known: {', '.join(sorted(known))})"
         for name in unknown
     ]
     autoscaling = options.get("autoscaling_config")
+    replicas = options.get("num_replicas")
+    wrong = not (replicas in (None, "auto") or (type(replicas) is int and replicas > 0))
+    if wrong:
+        # Serve would answer with each type that it might have been.
+        faults.append(
+            f"{where}.num_replicas is {replicas!r}: give a whole number of at least 1, or 'auto'"
+        )
     values = {
         "name": "deployment",
         **{name: value for name, value in options.items() if name not in unknown},
     }
+    if wrong:
+        del values["num_replicas"]
     if isinstance(autoscaling, Mapping):
         del values["autoscaling_config"]
         faults += autoscaling_faults(autoscaling, f"{where}.autoscaling_config")
-        if options.get("num_replicas") not in (None, "auto"):
+        if replicas not in (None, "auto"):
             faults.append(
-                f"{where}.num_replicas is {options['num_replicas']!r} beside autoscaling_config: "
+                f"{where}.num_replicas is {replicas!r} beside autoscaling_config: "
                 "remove one of the two"
             )
     period_s = options.get("health_check_period_s")
@@ -70,7 +80,10 @@ def unknown_names(model: type[BaseModel], values: Any, where: str) -> list[str]:
         field = model.model_fields.get(name)
         if field is None:
             if model.model_config.get("extra") != "forbid":
-                faults.append(f"{where}.{name} is not an option: remove it or correct its spelling")
+                faults.append(
+                    f"{where}.{name} is not an option: {nearest(name, model.model_fields)}remove "
+                    "it or correct its spelling"
+                )
             continue
         for inner in _models(field.annotation):
             entries = list(enumerate(value)) if isinstance(value, list) else [(None, value)]

@@ -13,16 +13,24 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from dps_deployments.app import build_controller, build_fleet, to_llm_config
-from dps_deployments.config_file import ConfigFile, Problem, read_config_file
+from dps_deployments.config_file import (
+    ConfigFile,
+    Problem,
+    UnreadableFileError,
+    read_config_file,
+)
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
 from dps_deployments.fleet_args import FleetArgs, override_faults, parse_fleet_args
+from dps_deployments.import_paths import import_faults
 from dps_deployments.options import deployment_faults, unknown_names
 from dps_deployments.relations import Controllers, Known, fleet_relations
-from dps_ray.config import DpsConfigError, faults_of
+from dps_ray.config import DpsConfigError
+from dps_ray.faults import faults_of
 from dps_ray.fleet.publication import ControllerOptions, parse_controller_options
 
-FLEET_BUILDER = "dps_deployments.app:build_fleet"
-CONTROLLER_BUILDER = "dps_deployments.app:build_controller"
+FLEET_BUILDER = "dps_deployments.app.build_fleet"
+CONTROLLER_BUILDER = "dps_deployments.app.build_controller"
+MAX_PORT = 65535
 
 
 def validate_file(path: Path, *, with_model: bool = False) -> list[Problem]:
@@ -39,14 +47,13 @@ def validate_file(path: Path, *, with_model: bool = False) -> list[Problem]:
     Returns
     -------
     list of Problem
-        In order of lines; empty when the file can be deployed.
-
-    Raises
-    ------
-    DpsConfigError
-        The file cannot be read, or is no YAML.
+        In order of lines; empty when the file can be deployed. One that cannot be read, or is no
+        YAML, has one problem.
     """
-    file = read_config_file(path)
+    try:
+        file = read_config_file(path)
+    except UnreadableFileError as error:
+        return [error.problem]
     if not isinstance(file.document, Mapping):
         return [Problem(1, "the file is no mapping: it needs 'applications'")]
     problems = file.duplicates()
@@ -67,7 +74,11 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
         ServeDeploySchema.model_validate(_without_deployments(document))
     except ValidationError as error:
         yield from faults_of(error, "file")
+    for section in ("http_options", "grpc_options"):
+        yield from _port_faults(document.get(section), f"file.{section}")
     applications = document.get("applications")
+    if applications == []:
+        yield "file.applications is []: name at least one, or Serve would stop all that run"
     fleets: dict[str, tuple[FleetArgs, Any]] = {}
     controllers: Controllers = {}
     for index, app in enumerate(applications if isinstance(applications, list) else ()):
@@ -76,22 +87,33 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
         where = f"file.applications.{index}"
         found: list[str] = []
         args = app.get("args", {})
-        if app.get("import_path") == FLEET_BUILDER:
+        # Serve takes a colon or a dot before the builder's name.
+        builder = str(app.get("import_path")).replace(":", ".")
+        yield from import_faults(app, where)
+        if builder == FLEET_BUILDER:
             parsed, found = _fleet(args, with_model)
             if parsed is not None:
                 fleets[where] = parsed, app.get("deployments")
-        elif app.get("import_path") == CONTROLLER_BUILDER:
+        elif builder == CONTROLLER_BUILDER:
             controllers[str(app.get("name"))], found = _controller(app)
         yield from (f"{where}.{fault}" for fault in found)
         overrides = app.get("deployments")
         for number, override in enumerate(overrides if isinstance(overrides, list) else ()):
             if isinstance(override, Mapping):
                 yield from deployment_faults(override, f"{where}.deployments.{number}")
-                if app.get("import_path") == FLEET_BUILDER:
+                if builder == FLEET_BUILDER:
                     yield from override_faults(args, override, f"{where}.deployments.{number}")
     http_options = document.get("http_options")
     for where, (fleet, overrides) in fleets.items():
         yield from fleet_relations(where, fleet, controllers, http_options, overrides)
+
+
+def _port_faults(options: Any, where: str) -> list[str]:
+    """Ray takes any whole number, and fails when its proxy is to listen."""
+    port = options.get("port") if isinstance(options, Mapping) else None
+    if not isinstance(port, int) or 1 <= port <= MAX_PORT:
+        return []
+    return [f"{where}.port is {port}: give a number from 1 to {MAX_PORT}"]
 
 
 def _without_deployments(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,9 +146,8 @@ def _fleet(args: Any, with_model: bool) -> tuple[FleetArgs | None, list[str]]:
             return None, faults
         # Without the parts already found wrong, so that the rest can be looked at.
         wrong = {_field(fault).split(".")[1] for fault in faults}
-        engine = {k: v for k, v in given.get("engine_kwargs", {}).items() if k not in _CHECKED}
         deployment = _without(given.get("deployment_config"), faults)
-        safe = {**given, "engine_kwargs": engine, "deployment_config": deployment}
+        safe = {**given, "deployment_config": deployment}
         others = {name: args[name] for name in args if name not in wrong}
         try:
             fleet = FleetArgs.model_validate({**others, "llm_config": safe})
@@ -150,7 +171,6 @@ def _without(deployment_config: Any, faults: Iterable[str]) -> dict[str, Any]:
     return {**_SAFE_DEPLOYMENT, **{k: v for k, v in given.items() if str(k) not in wrong}}
 
 
-_CHECKED = ("additional_config", "quantization")
 _SAFE_DEPLOYMENT = {"max_ongoing_requests": 1}
 
 
@@ -169,23 +189,12 @@ def _llm_faults(fleet: FleetArgs) -> list[str]:
             return faults
         except DpsConfigError as error:
             faults += error.faults
-            known = _without_unknown(fleet.llm_config, error.faults)
-        if known == {"engine_kwargs": {}, **fleet.llm_config}:
+        paths = [_field(fault).split(".") for fault in faults if " is not an option:" in fault]
+        unknown = {path[2] for path in paths if len(path) == 3}
+        known = {name: fleet.llm_config[name] for name in fleet.llm_config if name not in unknown}
+        if known == fleet.llm_config:
             return faults
         fleet = fleet.model_copy(update={"llm_config": known})
-
-
-def _without_unknown(llm_config: dict[str, Any], faults: Iterable[str]) -> dict[str, Any]:
-    known = {**llm_config, "engine_kwargs": dict(llm_config.get("engine_kwargs", {}))}
-    for fault in faults:
-        _, _, *path = _field(fault).split(".")
-        if "is not an option" not in fault or not path:
-            continue
-        if path[0] == "engine_kwargs" and len(path) == 2:
-            known["engine_kwargs"].pop(path[1], None)
-        else:
-            known.pop(path[0], None)
-    return known
 
 
 def _controller(app: Mapping[str, Any]) -> tuple[Known, list[str]]:

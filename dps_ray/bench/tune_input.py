@@ -10,7 +10,8 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dps_ray.config import DpsConfigError, DpsOptions, faults_of
+from dps_ray.config import DpsConfigError, DpsOptions
+from dps_ray.faults import faults_of
 from dps_ray.modes import Mode
 from dps_ray.scheduling.occupancy import fitted_walk, random_walk
 from dps_ray.scheduling.tuning import ReplicaCosts

@@ -19,10 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check every file; exit status 0 only when all of them can be deployed, else 1.
-
-    A file that cannot be read ends the command with status 2.
-    """
+    """Check every file; exit status 0 only when all of them can be deployed."""
     # vLLM and Ray take seconds to import.
     from dps_deployments.validation import validate_file
 

@@ -12,7 +12,8 @@ from pydantic import (
     model_validator,
 )
 
-from dps_ray.config import DpsConfigError, faults_of
+from dps_ray.config import DpsConfigError
+from dps_ray.faults import faults_of
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.fleet.aggregate import AggregateOptions
 from dps_ray.fleet.budget import BudgetOptions

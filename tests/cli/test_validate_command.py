@@ -76,7 +76,7 @@ FAULTS = [
     ("          min_replicas: 0", "          min_replica: 0", "config.min_replica is not"),
     ("              calm_s: 300", "              calm: 300", "kwargs.calm is not"),
     # Impossible values and ranges.
-    ("      routing: {name: mode_aware}", "      routing: {name: fastest}", "routing is"),
+    ("      routing: {name: mode_aware}", "      routing: {name: mode_awar}", "mean 'mode_aware'?"),
     ("          dps: {low_watermark: 0.5}", "          dps: {low_watermark: 5}", "watermark is 5"),
     ("          max_replicas: 4", "          max_replicas: -4", "max_replicas is -4"),
     ("    controller_app: dps-controller", "    controller_app: dps", "controller_app is 'dps'"),

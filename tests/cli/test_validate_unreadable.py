@@ -1,4 +1,4 @@
-"""``dps-ray validate`` on files that are no configuration at all: one line, with its place."""
+"""``dps-ray validate`` on files that are no configuration at all: one line each, with its place."""
 
 from pathlib import Path
 
@@ -6,38 +6,27 @@ import pytest
 
 from dps_ray.cli.main import main
 
+UNREADABLE = [
+    ("a: [\n", "broken.yaml:2: the file is not YAML, line 2: while parsing"),
+    ("applications: &all\n- name: x\n  args: *all\n", ":3: the file is not YAML, line 3: *all st"),
+    ("a: &a\n  b: &b [1,\n   *a]\n", "*a stands inside of what &a names: remove one of the two"),
+    ("[" * 2000 + "]" * 2000, "broken.yaml:1: the file is nested too deeply to be read: flatten"),
+    ("", "broken.yaml:1: the file is no mapping: it needs 'applications'"),
+    ("applications: []\n", "broken.yaml:1: applications is []: name at least one"),
+]
 
-def test_file_that_is_not_yaml_ends_with_its_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "broken.yaml"
-    file.write_text("applications: [\n")
-    assert main(["validate", str(file)]) == 2
-    assert "line 2" in capsys.readouterr().err
 
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("applications: &all\n- name: x\n  args: *all\n", "*all stands inside of what &all"),
-        ("a: &a\n  b: &b [1,\n   *a]\n", "*a stands inside of what &a"),
-    ],
-)
-def test_alias_that_refers_to_itself_is_named_with_its_line(
+@pytest.mark.parametrize(("text", "message"), UNREADABLE, ids=[row[1] for row in UNREADABLE])
+def test_file_without_a_configuration_is_named_and_hides_no_other(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "circle.yaml"
-    file.write_text(text)
-    assert main(["validate", str(file)]) == 2
-    said = capsys.readouterr().err
+    broken, other = tmp_path / "broken.yaml", tmp_path / "other.yaml"
+    broken.write_text(text)
+    other.write_text("applcations: 1\n")
+    files = [broken, tmp_path / "missing.yaml", other]
+    assert main(["validate", *map(str, files)]) == 1
+    said = capsys.readouterr().out
     assert message in said
-    assert "line 3" in said
-
-
-def test_file_that_is_nested_too_deeply_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "deep.yaml"
-    file.write_text("[" * 2000 + "]" * 2000)
-    assert main(["validate", str(file)]) == 2
-    assert "nested too deeply" in capsys.readouterr().err
+    assert "missing.yaml:1: the file cannot be read: No such file" in said
+    assert "other.yaml:1: applcations is not an option: did you mean 'applications'?" in said
+    assert all(f"FAIL {file}" in said for file in files)

@@ -1,0 +1,176 @@
+"""``dps-ray validate`` on what a replica or Serve would refuse only when it starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dps_ray.cli.main import main
+
+ENGINE = "applications.1.args.llm_config.engine_kwargs"
+LOCAL = Path(__file__).parents[2] / "deployments/configs/local.yaml"
+VALUES = [
+    ({"max_num_seqs": "many"}, "max_num_seqs is 'many': Input should be a valid integer"),
+    ({"max_num_seqs": 0}, "max_num_seqs is 0: Input should be greater than or equal to 1"),
+    ({"tensor_parallel_size": "2"}, "tensor_parallel_size is '2': write 2"),
+    ({"dtype": "float33"}, "dtype is 'float33': did you mean 'float32'? choose one of auto, half"),
+    (
+        {"quantization": "dsp", "additional_config": {}},
+        "quantization is 'dsp': did you mean 'dps'? choose one of",
+    ),
+    ({"attention_backend": "FLASH"}, "attention_backend is 'FLASH': did you mean"),
+    ({"max_num_sequences": 4}, "max_num_sequences is not an option of vLLM: did you mean 'max_num"),
+    ({"compilation_config": {"mod": 1}}, "compilation_config.mod is not an option"),
+    ({"gpu_memory_utilization": 92}, "gpu_memory_utilization is 92: Input should be less than or"),
+    (
+        {"max_num_batched_tokens": 8, "max_num_seqs": 16},
+        "max_num_batched_tokens (8) must be greater than or equal to max_num_seqs (16)",
+    ),
+]
+FEATURES = [
+    ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, which does not go with quant"),
+    ({"speculative_config": {"model": "x"}}, "speculative_config is {'model': 'x'}, which does"),
+    ({"enable_lora": True}, "enable_lora is True, which does not go with quantization 'dps': ada"),
+    ({"data_parallel_size": 2}, "one replica is one engine on one host; start more replicas"),
+    ({"kv_offloading_size": 1.5}, "kv_offloading_size is 1.5, which does not go with"),
+    ({"worker_cls": "other.Worker"}, "worker_cls is 'other.Worker', which does not go with"),
+    ({"additional_config": {"dps": {}, "dsp": {}}}, "additional_config.dsp is not an option: did"),
+    ({"additional_config": {"dsp": {}}}, "additional_config.dsp is not an option: did you mean"),
+    ({"additional_config": {"lend": False}}, "lend is not read: move it to additional_config.dps"),
+]
+ON_GPUS = [
+    ({"enable_expert_parallel": True}, "enable_expert_parallel is True, which does not go with"),
+    ({"compilation_config": {"cudagraph_mm_encoder": True}}, "cudagraph_mm_encoder is True"),
+    (
+        {"enforce_eager": False, "additional_config": {"dps": {"kernel": "exact"}}},
+        "additional_config.dps.kernel is 'exact': it rebuilds 16-bit weights",
+    ),
+]
+
+
+def problems(document: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(document))
+    main(["validate", "--json", str(file)])
+    return [problem["text"] for problem in json.loads(capsys.readouterr().out)["problems"]]
+
+
+@pytest.fixture
+def document() -> Any:
+    """A file without a fault."""
+    return yaml.safe_load(LOCAL.read_text())
+
+
+@pytest.mark.parametrize(("changes", "message"), [*VALUES, *FEATURES])
+def test_what_an_engine_would_refuse_is_refused_before(
+    document: Any,
+    changes: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document["applications"][1]["args"]["llm_config"]["engine_kwargs"] |= changes
+    (problem,) = problems(document, tmp_path, capsys)
+    assert problem.startswith(ENGINE)
+    assert message in problem
+
+
+@pytest.mark.parametrize(("changes", "message"), ON_GPUS)
+def test_what_only_gpus_refuse_is_refused_for_them_alone(
+    document: Any,
+    changes: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    llm_config = document["applications"][1]["args"]["llm_config"]
+    llm_config["engine_kwargs"] |= changes
+    assert not problems(document, tmp_path, capsys)
+    llm_config["accelerator_config"] = {"kind": "gpu"}
+    (problem,) = problems(document, tmp_path, capsys)
+    assert message in problem
+
+
+def test_faults_of_all_kinds_are_told_together(
+    document: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = document["applications"][1]["args"]["llm_config"]["engine_kwargs"]
+    engine |= {"max_num_seqs": "many", "dtyp": "half", "pipeline_parallel_size": 2}
+    engine["additional_config"] = {"dps": {"low_watermark": 2}}
+    found = problems(document, tmp_path, capsys)
+    named = ("max_num_seqs", "dtyp", "pipeline_parallel_size", "additional_config.dps.low_water")
+    assert len(found) == len(named)
+    for name in named:
+        assert any(text.startswith(f"{ENGINE}.{name}") for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("dps_deployments.app:build_flet", "has no build_flet; did you mean 'build_fleet'? give"),
+        ("dps_deploymens.app:build_fleet", "cannot be imported (ModuleNotFoundError"),
+        ("dps_deployments.app:QUEUE_FACTOR", "which is a value of type int: give an app"),
+        ("dps_deployments.app", "'dps_deployments.app', which is a value of type module"),
+    ],
+)
+def test_import_path_that_leads_to_no_builder_is_named(
+    document: Any, path: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document["applications"][1]["import_path"] = path
+    found = problems(document, tmp_path, capsys)
+    assert any(f"applications.1.import_path is {path!r}" in text for text in found), found
+    assert any(message in text for text in found), found
+
+
+def test_builder_after_a_dot_is_the_same_builder(
+    document: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = document["applications"][1]
+    fleet["import_path"] = "dps_deployments.app.build_fleet"
+    fleet["args"]["controller_app"] = "other"
+    (problem,) = problems(document, tmp_path, capsys)
+    assert "controller_app is 'other'" in problem
+
+
+def test_code_that_a_runtime_environment_brings_is_not_looked_for(
+    document: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {"name": "own", "route_prefix": "/own", "import_path": "own_code:app"}
+    document["applications"].append(other)
+    (problem,) = problems(document, tmp_path, capsys)
+    assert "own_code cannot be imported" in problem
+    other["runtime_env"] = {"working_dir": "https://example.com/own.zip"}
+    assert not problems(document, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("http_options", {"port": 80000}, "http_options.port is 80000: give a number from 1 to"),
+        ("grpc_options", {"port": 0}, "grpc_options.port is 0: give a number from 1 to 65535"),
+    ],
+)
+def test_port_that_no_proxy_can_listen_at_is_named(
+    document: Any,
+    section: str,
+    change: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document[section] = {**document.get(section, {}), **change}
+    (problem,) = problems(document, tmp_path, capsys)
+    assert message in problem
+
+
+@pytest.mark.parametrize("replicas", [-1, 0, "many", 1.5, True])
+def test_impossible_number_of_replicas_is_told_what_is_possible(
+    document: Any, replicas: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document["applications"][1]["args"]["llm_config"]["deployment_config"]["num_replicas"] = (
+        replicas
+    )
+    (problem,) = problems(document, tmp_path, capsys)
+    assert f"is {replicas!r}: give a whole number of at least 1, or 'auto'" in problem
