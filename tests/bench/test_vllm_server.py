@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,9 +21,16 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def server_url(tmp_path: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with socket.socket() as reserved:
+        # Nobody else gets the port until the server, which shares it, has started.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        with serving(reserved.getsockname()[1], tmp_path) as url:
+            yield url
+
+
+@contextmanager
+def serving(port: int, tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(make_tiny("qwen3", tmp_path)), "--served-model-name", "tiny"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]

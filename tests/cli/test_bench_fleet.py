@@ -29,23 +29,23 @@ def test_fleet_of_nothing_is_refused(flag: str, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.cluster
 def test_controller_is_measured_as_it_is_deployed() -> None:
-    command = "bench fleet --serve --replicas 20 --decisions 200 --seconds 2 --json"
+    command = "bench fleet --serve --replicas 20 --decisions 200 --seconds 5 --json"
     # In a process of its own: the cluster of other tests may be connected to this one.
     done = subprocess.run(
         [sys.executable, "-m", "dps_ray.cli.main", *command.split()],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     # 1: on a busy machine some limit is not kept.
     assert done.returncode in (0, 1), done.stderr
     serve = json.loads(done.stdout)["serve"]
-    # A caller whose loop stood still may take the port for closed once.
-    assert serve["direct"]["by_handle"] < serve["direct"]["reports_per_s"] / 4
-    assert serve["handle"]["by_handle"] > 0
+    # Callers whose loops stood still may take the port for closed for some seconds.
+    assert serve["direct"]["by_handle"] < serve["handle"]["by_handle"] / 2
     for figures in serve.values():
-        assert 10 < figures["reports_per_s"] < 25
+        # Of 20; players that stood still for seconds have sent fewer.
+        assert 4 < figures["reports_per_s"] < 25
         assert 0.0 < figures["core_share"] < 1.0
         assert figures["publications_per_s"] > 0
         assert 0.0 < figures["round_trip_p50_ms"] <= figures["round_trip_p99_ms"]

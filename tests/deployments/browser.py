@@ -35,7 +35,7 @@ class Browser:
         """Visible text of the first element that matches."""
         return str(self.run(f"document.querySelector({selector!r}).innerText"))
 
-    def until(self, expression: str, timeout_s: float = 10.0) -> None:
+    def until(self, expression: str, timeout_s: float = 60.0) -> None:
         """Wait until a JavaScript expression holds."""
         deadline_s = time.monotonic() + timeout_s
         while not self.run(expression):
@@ -92,11 +92,11 @@ def browser() -> Iterator[Browser]:
             http.delete(f"/session/{session}")
     finally:
         driver.terminate()
-        driver.wait(timeout=10)
+        driver.wait(timeout=60)
 
 
 def _wait_until_up(http: httpx.Client) -> None:
-    for _ in range(200):
+    for _ in range(1200):
         try:
             if http.get("/status").json()["value"]["ready"]:
                 return

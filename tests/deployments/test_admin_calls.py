@@ -1,7 +1,7 @@
 """The operator's calls, without a listener around them."""
 
 import asyncio
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from fastapi import HTTPException
 from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.orders import FLEET
 from dps_ray.fleet.publication import parse_controller_options
+from dps_ray.fleet.snapshot import FreshnessOptions
 from dps_ray.modes import Pin
 
 TOKEN = "a-token-of-some-length"
@@ -22,20 +23,21 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", TOKEN)
 
 
-def configured(**user_config: Any) -> AdminCalls:
+def configured(clock: Callable[[], float] = lambda: 0.0, **user_config: Any) -> AdminCalls:
     options = parse_controller_options({"admin": {"token_env": "SOME_TOKEN"}, **user_config})
-    return AdminCalls(Coordinator(options, time.monotonic))
+    return AdminCalls(Coordinator(options, clock))
 
 
 def test_new_controller_takes_no_pin_before_it_knows_the_orders_that_replicas_carry() -> None:
-    new = configured()
+    now_s = 0.0
+    new = configured(lambda: now_s)
     for call in (new.pin(FLEET, Pin.FAST, BEARER), new.unpin(FLEET, BEARER)):
         with pytest.raises(HTTPException) as raised:
             asyncio.run(call)
         assert raised.value.status_code == 503
-        assert 1 <= int((raised.value.headers or {})["Retry-After"]) <= 4
-    learned = configured(ageing={"stale_after_s": 1e-6, "publish_period_s": 1e-7})
-    assert asyncio.run(learned.pin(FLEET, Pin.FAST, BEARER))["pins"] == {FLEET: "fast"}
+        assert raised.value.headers == {"Retry-After": "4"}
+    now_s = FreshnessOptions().stale_after_s
+    assert asyncio.run(new.pin(FLEET, Pin.FAST, BEARER))["pins"] == {FLEET: "fast"}
 
 
 def test_revoking_is_refused_where_replicas_ask_for_no_leases() -> None:

@@ -1,7 +1,6 @@
 """A request on its way through a replica: precision floor, rank, and the engine's death."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from dps_deployments.refusals import (
 from dps_ray.fleet.admission import AdmissionOptions
 from dps_ray.modes import Mode
 
+from .. import played_time
 from .standin_engine import Client, Engine, collect, gate, info, request
 
 
@@ -110,7 +110,9 @@ def test_client_cannot_ask_for_a_longer_wait_than_the_operator_allows() -> None:
         collect(engine, request(stream=False), info(X_DPS_Precision="full", X_DPS_Wait_S="60"))
 
 
-def test_waiting_requests_share_one_look_and_each_keeps_its_own_patience() -> None:
+def test_waiting_requests_share_one_look_and_each_keeps_its_own_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mode, looks = Mode.FAST, 0
 
     def read_mode() -> Mode:
@@ -140,7 +142,7 @@ def test_waiting_requests_share_one_look_and_each_keeps_its_own_patience() -> No
         mode = Mode.FULL
         return [*impatient, *await asyncio.gather(*patient)]
 
-    assert asyncio.run(run()) == [False] * 50 + [True] * 50
+    assert played_time.run(monkeypatch, run()) == [False] * 50 + [True] * 50
     assert looks <= 100 + 0.3 / POLL_PERIOD_S + 10
 
 
@@ -179,7 +181,9 @@ def test_request_that_the_engine_let_wait_in_vain_gets_the_gates_own_refusal(str
     assert raised.value.retry_after_s == 2.0
 
 
-def test_engine_serves_by_the_rank_of_a_request_not_by_its_bare_priority() -> None:
+def test_engine_serves_by_the_rank_of_a_request_not_by_its_bare_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options = AdmissionOptions(priority_ageing_s=0.05)
     told: list[int] = []
 
@@ -193,11 +197,19 @@ def test_engine_serves_by_the_rank_of_a_request_not_by_its_bare_priority() -> No
     client = Client(None)
     engine = Ranked(client)
     EngineGate(lambda: Mode.FULL, lambda: options, priorities=True).guard(engine, client)
-    collect(engine, request(stream=False, priority=7), info(X_Vllm_Priority="2", x="kept"))
-    collect(engine, request(stream=False, priority=1))
-    time.sleep(0.2)
-    collect(engine, request(stream=False, priority=1))
-    collect(engine, request(stream=False, priority=-(2**63)))
+
+    async def ask(priority: int, headers: Any = None) -> None:
+        async for _ in engine.completions(request(stream=False, priority=priority), headers):
+            pass
+
+    async def play() -> None:
+        await ask(7, info(X_Vllm_Priority="2", x="kept"))
+        await ask(1)
+        await asyncio.sleep(0.2)
+        await ask(1)
+        await ask(-(2**63))
+
+    played_time.run(monkeypatch, play())
     lazy, urgent, late, first = told
     assert first == -MAX_PRIORITY < urgent < lazy < late
 

@@ -23,6 +23,7 @@ from dps_ray.fleet.tally import DryRun, RouterReport
 from dps_ray.fleet.view import FleetView
 from dps_ray.modes import Floor, Mode
 
+from .. import played_time
 from ..fleet.builders import replica_state
 
 
@@ -30,7 +31,7 @@ class Played:
     """A controller's core that knows two replicas, and one router of theirs."""
 
     def __init__(self, options: ControllerOptions) -> None:
-        self.coordinator = Coordinator(options, time.monotonic)
+        self.coordinator = Coordinator(options, lambda: 0.0)
         self.explanations = Explanations(self.coordinator)
         self.view = FleetView(np.random.default_rng(0))
         for name, mode in (("slow", Mode.FAST), ("good", Mode.FULL)):
@@ -68,7 +69,7 @@ class Played:
 
 def played(monkeypatch: pytest.MonkeyPatch, options: ControllerOptions | None = None) -> Played:
     monkeypatch.setattr(explanations, "ANSWER_PERIOD_S", 0.0)
-    monkeypatch.setattr(explanations, "LOOK_UP_S", 0.5)
+    monkeypatch.setattr(explanations, "LOOK_UP_S", 60.0)
     return Played(options or ControllerOptions())
 
 
@@ -130,7 +131,7 @@ def test_past_request_is_looked_up_at_the_router_that_routed_it(
 def test_request_that_no_router_remembers_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = played(monkeypatch)
     with pytest.raises(HTTPException, match="none of 1 routers remembers request 'lost'") as raised:
-        asyncio.run(fleet.explanations.did("lost", replica=None))
+        played_time.run(monkeypatch, fleet.explanations.did("lost", replica=None))
     assert raised.value.status_code == 404
     assert fleet.report() == []
 
@@ -153,6 +154,7 @@ def test_names_that_mean_nothing_are_refused_with_those_that_do(
 def test_no_more_is_explained_than_the_controller_can_bear(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = played(monkeypatch)
     monkeypatch.setattr(explanations, "ANSWER_PERIOD_S", 60.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     fleet.would()
     with pytest.raises(HTTPException) as raised:
         fleet.would()
@@ -184,10 +186,8 @@ def test_answer_about_a_past_request_waits_for_its_turn_and_takes_one(
         with pytest.raises(HTTPException, match="429: one answer in"):
             fleet.would()
 
-    asyncio.run(play())
-    gaps_s = np.diff(answered_s)
-    assert len(gaps_s) == 3
-    assert min(gaps_s) >= 0.09
+    played_time.run(monkeypatch, play())
+    assert np.diff(answered_s) == pytest.approx([0.1] * 3)
 
 
 def test_callers_are_counted_and_not_the_requests_that_they_ask_about(

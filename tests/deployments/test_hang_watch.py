@@ -122,25 +122,28 @@ def test_answer_that_fails_after_the_last_look_is_no_error_that_nobody_has_seen(
 
 
 REPLICA = """
-import os, signal, subprocess, sys, time
+import contextlib, os, signal, subprocess, sys, time
 import psutil
 from dps_deployments.hang_watch import kill_engine
 
 CORE = (
     "import subprocess, time;"
-    "print(subprocess.Popen(['sleep', '60']).pid, flush=True);"
-    "time.sleep(60)"
+    "print(subprocess.Popen(['sleep', '600']).pid, flush=True);"
+    "time.sleep(600)"
 )
 core = subprocess.Popen([sys.executable, "-c", CORE], stdout=subprocess.PIPE)
 rank = psutil.Process(int(core.stdout.readline()))
 os.kill(rank.pid, signal.SIGSTOP)
 kill_engine()
-assert core.wait(10) == -signal.SIGKILL
-deadline_s = time.monotonic() + 10
-while rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE:
-    assert time.monotonic() < deadline_s, "the stopped process lives on"
+assert core.wait(60) == -signal.SIGKILL
+deadline_s = time.monotonic() + 60
+# It is a zombie, for a moment or for ever, by who adopts it.
+with contextlib.suppress(psutil.NoSuchProcess):
+    while rank.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s, "the stopped process lives on"
+        time.sleep(0.01)
 """
 
 
 def test_stopped_process_of_an_engine_is_ended_with_those_above_it() -> None:
-    subprocess.run([sys.executable, "-c", REPLICA], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", REPLICA], check=True, timeout=300)

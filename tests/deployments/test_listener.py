@@ -26,14 +26,14 @@ def made() -> Listener:
 
 async def answers(port: int) -> bool:
     try:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60.0) as client:
             return (await client.get(f"http://127.0.0.1:{port}/")).status_code == 204
     except httpx.TransportError:
         return False
 
 
 async def listening(listener: Listener) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while listener.address is None:
             await asyncio.sleep(0.01)
 

@@ -26,6 +26,13 @@ pytestmark = [
 ]
 
 
+PATIENT = {
+    "ageing": {"stale_after_s": 900.0, "forget_after_s": 1000.0},
+    "leases": {"ttl_s": 901.0, "alone_after_s": None},
+}
+"""A browser may take its time to show what a replica has said once."""
+
+
 def state(replica_id: str, sequence: int, **changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
         "code_version": "test",
@@ -89,7 +96,7 @@ class Site:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def configure(self, user_config: dict[str, Any]) -> None:
-        asyncio.run(self.controller.reconfigure(user_config))
+        asyncio.run(self.controller.reconfigure({**PATIENT, **user_config}))
 
     def report(self, replica_id: str, sequence: int, **changes: Any) -> None:
         asyncio.run(self.controller.report(state(replica_id, sequence, **changes)))

@@ -16,7 +16,7 @@ def test_a_killed_rank_is_noticed_before_its_parent_asks_for_it() -> None:
         watch = RankWatch([psutil.Process(rank.pid) for rank in ranks])
         assert not watch.one_has_ended()
         ranks[1].kill()
-        deadline_s = time.monotonic() + 10.0
+        deadline_s = time.monotonic() + 60.0
         while not watch.one_has_ended():
             assert time.monotonic() < deadline_s
             time.sleep(0.01)

@@ -20,6 +20,8 @@ from ray.serve._private.common import (
 
 from dps_ray.fleet.admission import AdmissionOptions
 
+from .. import played_time
+
 REPORT = DpsRouter._report
 DEPLOYMENT = DeploymentID(name="replicas", app_name="app")
 
@@ -40,7 +42,7 @@ def request(name: str, **headers: str) -> PendingRequest:
 
 
 def routed(monkeypatch: pytest.MonkeyPatch, play: Callable[[DpsRouter], Awaitable[None]]) -> None:
-    """Let a router without replicas and without a controller run during a play."""
+    """Let a router without replicas and without a controller run during a play, in played time."""
     monkeypatch.setattr(module, "node_id", lambda: "node")
     monkeypatch.setattr(DpsRouter, "_listen", _idle)
     monkeypatch.setattr(DpsRouter, "_report", _idle)
@@ -61,7 +63,7 @@ def routed(monkeypatch: pytest.MonkeyPatch, play: Callable[[DpsRouter], Awaitabl
             for task in router._tasks:
                 task.cancel()
 
-    asyncio.run(run())
+    played_time.run(monkeypatch, run())
 
 
 async def _idle(router: DpsRouter) -> None:

@@ -112,8 +112,8 @@ def test_queue_router_and_gate_share_one_wait(
         router.update_replicas([replica("b")])
         with pytest.raises(PrecisionUnavailableError):
             await asked
-        # A wait that began at the gate would end after 3.6 s.
-        assert 2.0 <= time.monotonic() - began_s < 3.5
+        # A wait that began at the gate would end after 3.6 s; Serve looks now and then.
+        assert 2.0 <= time.monotonic() - began_s < 2.5
         assert path.left_s == []
 
     played(monkeypatch, play)
@@ -148,7 +148,7 @@ def test_operators_bound_counts_from_the_arrival_too(monkeypatch: pytest.MonkeyP
         with pytest.raises(PrecisionUnavailableError):
             await asked
         # Counted from the end of the queue it would be 1.8 s.
-        assert 1.0 <= time.monotonic() - began_s < 1.7
+        assert time.monotonic() - began_s == pytest.approx(1.0)
 
     played(monkeypatch, play)
 
@@ -161,11 +161,9 @@ def test_request_refused_by_a_replica_keeps_its_wait(monkeypatch: pytest.MonkeyP
         metadata = RequestMetadata(request_id="r", internal_request_id="r")
         body = body_of(dps_precision="full", dps_wait_s=9.0)
         pending = PendingRequest(args=[body, info_of({})], kwargs={}, metadata=metadata)
-        began_s = time.monotonic()
-        for turn, most_s in enumerate([9.0, 8.7, 8.4]):
+        for turn, left_s in enumerate([9.0, 8.7, 8.4]):
             await router._choose_replica_for_request(pending, is_retry=turn > 0)
-            passed_s = time.monotonic() - began_s
-            assert 9.0 - passed_s <= wait_of(body, None) <= most_s
+            assert wait_of(body, None) == pytest.approx(left_s)
             await asyncio.sleep(0.3)
 
     played(monkeypatch, play)

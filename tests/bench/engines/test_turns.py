@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -49,7 +50,10 @@ def test_a_burst_on_equal_memory_runs_dps_in_fast_mode_and_back_and_leaves_no_pr
     assert report["fast_share"] > 0
     assert report["preemptions"]["plain"] > report["preemptions"]["dps"]
     assert report["kv_peak_mb"]["dps"] > 1.6 >= report["kv_peak_mb"]["plain"]
-    assert _children() == before
+    deadline_s = time.monotonic() + 60.0
+    while left := _children() - before:
+        assert time.monotonic() < deadline_s, f"processes {left} were left behind"
+        time.sleep(0.05)
 
 
 def _children() -> set[int]:

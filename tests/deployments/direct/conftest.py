@@ -1,7 +1,17 @@
 """What callers of the controller say."""
 
 import pytest
-from dps_deployments import controller_client
+from dps_deployments import controller_client, direct_client
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for seconds makes no controller slow or unreachable."""
+    monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", PATIENCE_S)
+    patient = {**direct_client.TIMEOUTS, "connect": PATIENCE_S}
+    monkeypatch.setattr(direct_client, "TIMEOUTS", patient)
 
 
 @pytest.fixture

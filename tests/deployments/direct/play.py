@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +13,7 @@ from dps_deployments.explanations import Explanations
 from dps_deployments.fleet_calls import FleetCalls
 from dps_deployments.listener import Listener
 
+from dps_ray.fleet.aggregate import AggregateOptions
 from dps_ray.fleet.coordinator import Coordinator
 from dps_ray.fleet.leases import LeaseOptions
 from dps_ray.fleet.publication import ControllerOptions
@@ -21,7 +22,11 @@ from dps_ray.fleet.tally import RouterReport
 from dps_ray.fleet.ways import Access
 from dps_ray.modes import Mode
 
-OPTIONS = ControllerOptions(leases=LeaseOptions(ttl_s=math.inf, alone_after_s=None))
+OPTIONS = ControllerOptions(
+    # However slowly a test runs, nobody grows stale and no version is made of mere heartbeats.
+    ageing=AggregateOptions(stale_after_s=1e4, forget_after_s=1e5, publish_period_s=1e3),
+    leases=LeaseOptions(ttl_s=math.inf, alone_after_s=None),
+)
 
 
 def state(replica_id: str, sequence: int = 1, mode: Mode = Mode.FULL) -> dict[str, Any]:
@@ -71,7 +76,7 @@ class PlayedController:
 Play = Callable[[PlayedController, ControllerClient], Awaitable[None]]
 
 
-def played(play: Play) -> None:
+def played(play: Play, run_it: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run) -> None:
     """Run a play of a controller that listens and one of its callers."""
 
     async def run() -> None:
@@ -95,4 +100,4 @@ def played(play: Play) -> None:
             await client._direct._transport.aclose()
             await controller.listener.close()
 
-    asyncio.run(run())
+    run_it(run())

@@ -5,11 +5,13 @@ import itertools
 import time
 from typing import Any
 
+import pytest
 from dps_deployments.controller_client import ControllerClient
 from dps_deployments.fleet_calls import GATHER_S
 
 from dps_ray.fleet.state import ReplicaState
 
+from ... import played_time
 from .play import PlayedController, played, state
 
 
@@ -28,7 +30,7 @@ async def start_listening(
 
 def test_router_that_has_gone_listens_no_longer() -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             listening = await start_listening(controller, client)
             listening.cancel()
             while controller.calls.listeners == 1:
@@ -39,7 +41,7 @@ def test_router_that_has_gone_listens_no_longer() -> None:
 
 def test_router_that_listens_goes_on_by_the_handle_when_the_port_closes(said: list[str]) -> None:
     async def play(controller: PlayedController, client: ControllerClient) -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             listening = await start_listening(controller, client)
             controller.access = None
             await controller.listener.close()
@@ -52,7 +54,9 @@ def test_router_that_listens_goes_on_by_the_handle_when_the_port_closes(said: li
     assert said == []
 
 
-def test_router_gets_fifty_publications_a_second_at_most_and_the_first_at_once() -> None:
+def test_router_gets_fifty_publications_a_second_at_most_and_the_first_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def run() -> None:
         controller = PlayedController()
         told: list[tuple[float, set[str]]] = []
@@ -77,9 +81,9 @@ def test_router_gets_fifty_publications_a_second_at_most_and_the_first_at_once()
             await asyncio.sleep(0.001)
         await listening
         # A change is reported every millisecond.
-        assert len(told[quiet][1]) <= 3
+        assert len(told[quiet][1]) == 1
         gaps_s = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(told[quiet:])]
-        assert min(gaps_s) > 0.9 * GATHER_S
-        assert max(len(names) for _, names in told[quiet:]) > 3
+        assert gaps_s == pytest.approx([GATHER_S] * len(gaps_s))
+        assert {len(names) for _, names in told[quiet + 1 :]} <= {19, 20, 21}
 
-    asyncio.run(run())
+    played_time.run(monkeypatch, run())

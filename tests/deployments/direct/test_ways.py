@@ -9,10 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-from dps_deployments import controller_client
+from dps_deployments import controller_client, direct_client
 from dps_deployments import direct_calls as direct_calls_module
-from dps_deployments.controller_client import ControllerClient, ControllerUnavailableError
+from dps_deployments.controller_client import (
+    CALL_TIMEOUT_S,
+    ControllerClient,
+    ControllerUnavailableError,
+)
 from dps_deployments.direct_calls import DirectCalls
+from dps_deployments.direct_client import TIMEOUTS
 from dps_deployments.listener import Listener
 from ray.exceptions import ActorDiedError, RayTaskError
 
@@ -22,6 +27,7 @@ from dps_ray.fleet.publication import Publication
 from dps_ray.fleet.tally import RouterReport
 from dps_ray.fleet.ways import Ways
 
+from ... import played_time
 from .play import PlayedController, played, state
 
 
@@ -164,7 +170,12 @@ def test_port_that_is_blocked_is_named_once_and_tried_again(said: list[str]) -> 
     assert "at its own port again" in said[1]
 
 
-def test_network_that_swallows_everything_leaves_time_for_the_handle() -> None:
+def test_network_that_swallows_everything_leaves_time_for_the_handle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", CALL_TIMEOUT_S)
+    monkeypatch.setattr(direct_client, "TIMEOUTS", TIMEOUTS)
+
     class Swallowed(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             await asyncio.sleep(request.extensions["timeout"]["connect"])
@@ -175,7 +186,7 @@ def test_network_that_swallows_everything_leaves_time_for_the_handle() -> None:
         reply = Reply.model_validate(await client.report(state("a")))
         assert reply.verdict.accepted
 
-    played(play)
+    played(play, lambda playing: played_time.run(monkeypatch, playing))
 
 
 @pytest.mark.parametrize("release", ["older", "closed"])
@@ -203,16 +214,16 @@ def test_controller_without_a_port_is_called_by_its_handle(release: str, said: l
 def test_slow_controller_is_unavailable_and_not_asked_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", 0.8)
-
     async def play(controller: PlayedController, client: ControllerClient) -> None:
         await client.report(state("a"))
 
         async def slow(path: str, body: bytes, receive: Any) -> Any:
-            await asyncio.sleep(1.2)
+            """Answers nothing until the caller has gone."""
+            await receive()
 
         with monkeypatch.context() as patch:
             patch.setattr(controller.direct, "_call", slow)
+            patch.setattr(controller_client, "CALL_TIMEOUT_S", 0.3)
             with pytest.raises(ControllerUnavailableError):
                 await client.report(state("a", 2))
         await client.report(state("a", 3))
