@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 def server_url(tmp_path: Path) -> Iterator[str]:
     with socket.socket() as reserved:
         # Nobody else gets the port until the server, which shares it, has started.
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         with serving(reserved.getsockname()[1], tmp_path) as url:
             yield url
