@@ -46,7 +46,7 @@ def _fault(item: ErrorDetails, where: str) -> tuple[str, str]:
         return f"{field}.{name} is {tag!r}", choose(tag, tags)
     if kind in ("literal_error", "enum") and isinstance(given, str):
         message = choose(given, re.findall(_QUOTED, context["expected"]))
-    if kind == "value_error" and (not item["loc"] or isinstance(given, Mapping)):
+    if kind == "value_error" and (not item["loc"] or isinstance(given, Mapping | list)):
         # A relation of several fields, which the message names with their values.
         return field, message
     shown = repr(given)

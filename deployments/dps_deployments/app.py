@@ -13,6 +13,7 @@ from dps_deployments.fleet_args import (
     ingress_options,
     parse_fleet_args,
 )
+from dps_deployments.late_refusals import runtime_env_faults
 from dps_deployments.revision import revision
 from dps_ray.config import DpsConfigError, parse_options
 from dps_ray.engine.preflight import preflight
@@ -97,10 +98,11 @@ def to_llm_config(fleet: FleetArgs) -> Any:
     DpsConfigError
         When Ray or vLLM would refuse an option, or an elastic engine a feature.
     """
-    from ray.serve.llm import LLMConfig
+    from ray.serve.llm import LLMConfig, ModelLoadingConfig
 
-    from dps_deployments.engine_kwargs import WHERE, engine_faults, known_kwargs
+    from dps_deployments.engine_kwargs import WHERE, engine_faults
     from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer, ServerFleetOptions
+    from dps_ray.engine.argument_values import known_arguments
 
     given = fleet.llm_config
     engine_kwargs = given.get("engine_kwargs", {})
@@ -117,7 +119,7 @@ def to_llm_config(fleet: FleetArgs) -> Any:
     bounds = {"max_queued_requests": QUEUE_FACTOR * deployment["max_ongoing_requests"]}
     values = {
         **given,
-        "engine_kwargs": known_kwargs(engine_kwargs),
+        "engine_kwargs": known_arguments(engine_kwargs),
         "server_cls": given.get("server_cls", DpsLLMServer),
         "model_loading_config": _with_absolute_source(given.get("model_loading_config")),
         "deployment_config": {
@@ -132,12 +134,21 @@ def to_llm_config(fleet: FleetArgs) -> Any:
         },
     }
     faults = engine_faults(engine_kwargs, given.get("accelerator_config"))
+    faults += runtime_env_faults(given.get("runtime_env"), "args.llm_config.runtime_env")
+    try:
+        ModelLoadingConfig.model_validate(values["model_loading_config"])
+    except ValidationError as error:
+        faults += faults_of(error, "args.llm_config.model_loading_config")
+        # LLMConfig would only repeat that it is invalid.
+        values["model_loading_config"] = {"model_id": "unknown"}
     try:
         llm_config = LLMConfig(**values)
         # Ray splits the engine's options and checks their relations to its own only here.
-        llm_config.get_engine_config()
+        llm_config.get_engine_config().get_initialization_kwargs()
     except ValidationError as error:
         faults += faults_of(error, "args.llm_config")
+    except ImportError as error:
+        faults.append(f"args.llm_config.server_cls is {given.get('server_cls')!r}: {error}")
     except ValueError as error:
         faults.append(f"{WHERE}: {error}")
     if faults:

@@ -1,28 +1,15 @@
 """``engine_kwargs`` of a fleet's model, checked as far as no model is needed."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import FrontendArgs
-
-from dps_ray.choices import nearest
 from dps_ray.config import DpsConfigError, parse_options
 from dps_ray.engine.argument_values import argument_faults
 from dps_ray.engine.refusals import graph_faults, refused_arguments
 
 WHERE = "args.llm_config.engine_kwargs"
-_ENGINE = frozenset(field.name for field in dataclasses.fields(AsyncEngineArgs))
-# Ray takes both kinds and nothing else.
-_KNOWN = _ENGINE | {field.name for field in dataclasses.fields(FrontendArgs)}
 _GRAPHS = ("enforce_eager", "compilation_config", "optimization_level")
 """Arguments that decide whether CUDA graphs are captured, which is the default."""
-
-
-def known_kwargs(engine_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that vLLM has."""
-    return {name: value for name, value in engine_kwargs.items() if name in _KNOWN}
 
 
 def engine_faults(engine_kwargs: Mapping[str, Any], accelerator: Any) -> list[str]:
@@ -35,18 +22,11 @@ def engine_faults(engine_kwargs: Mapping[str, Any], accelerator: Any) -> list[st
     accelerator
         ``accelerator_config`` of the model, as given.
     """
-    faults = [
-        f"{WHERE}.{name} is not an option of vLLM: {nearest(name, _KNOWN)}remove it or correct its "
-        "spelling"
-        for name in engine_kwargs
-        if name not in _KNOWN
-    ]
-    arguments = {name: value for name, value in engine_kwargs.items() if name in _ENGINE}
-    faults += argument_faults(arguments, WHERE)
+    faults = argument_faults(engine_kwargs, WHERE)
     if engine_kwargs.get("quantization") == "dps":
         kind = accelerator.get("kind") if isinstance(accelerator, Mapping) else None
         # Ray takes a model that names no accelerator for one on GPUs.
-        faults += _dps_faults(arguments, cuda=kind in (None, "gpu"))
+        faults += _dps_faults(engine_kwargs, cuda=kind in (None, "gpu"))
     return faults
 
 

@@ -8,6 +8,7 @@ from dps_autoscaling.checks import autoscaling_faults
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import DeploymentSchema
 
+from dps_deployments.late_refusals import runtime_env_faults
 from dps_ray.choices import nearest
 from dps_ray.faults import faults_of
 
@@ -64,6 +65,9 @@ def deployment_faults(
             "after three failed checks"
         )
     faults += unknown_names(DeploymentSchema, values, where)
+    actor = options.get("ray_actor_options")
+    env = actor.get("runtime_env") if isinstance(actor, Mapping) else None
+    faults += runtime_env_faults(env, f"{where}.ray_actor_options.runtime_env")
     try:
         DeploymentSchema(**values)
     except ValidationError as error:

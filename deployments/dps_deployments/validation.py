@@ -22,6 +22,7 @@ from dps_deployments.config_file import (
 from dps_deployments.controller_client import CONTROLLER_DEPLOYMENT
 from dps_deployments.fleet_args import FleetArgs, override_faults, parse_fleet_args
 from dps_deployments.import_paths import import_faults
+from dps_deployments.late_refusals import port_faults, route_faults, runtime_env_faults
 from dps_deployments.options import deployment_faults, unknown_names
 from dps_deployments.relations import Controllers, Known, fleet_relations
 from dps_ray.config import DpsConfigError
@@ -30,7 +31,6 @@ from dps_ray.fleet.publication import ControllerOptions, parse_controller_option
 
 FLEET_BUILDER = "dps_deployments.app.build_fleet"
 CONTROLLER_BUILDER = "dps_deployments.app.build_controller"
-MAX_PORT = 65535
 
 
 def validate_file(path: Path, *, with_model: bool = False) -> list[Problem]:
@@ -75,7 +75,7 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
     except ValidationError as error:
         yield from faults_of(error, "file")
     for section in ("http_options", "grpc_options"):
-        yield from _port_faults(document.get(section), f"file.{section}")
+        yield from port_faults(document.get(section), f"file.{section}")
     applications = document.get("applications")
     if applications == []:
         yield "file.applications is []: name at least one, or Serve would stop all that run"
@@ -90,6 +90,8 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
         # Serve takes a colon or a dot before the builder's name.
         builder = str(app.get("import_path")).replace(":", ".")
         yield from import_faults(app, where)
+        yield from route_faults(app, where)
+        yield from runtime_env_faults(app.get("runtime_env"), f"{where}.runtime_env")
         if builder == FLEET_BUILDER:
             parsed, found = _fleet(args, with_model)
             if parsed is not None:
@@ -106,14 +108,6 @@ def _faults(document: Mapping[str, Any], with_model: bool) -> Iterator[str]:
     http_options = document.get("http_options")
     for where, (fleet, overrides) in fleets.items():
         yield from fleet_relations(where, fleet, controllers, http_options, overrides)
-
-
-def _port_faults(options: Any, where: str) -> list[str]:
-    """Ray takes any whole number, and fails when its proxy is to listen."""
-    port = options.get("port") if isinstance(options, Mapping) else None
-    if not isinstance(port, int) or 1 <= port <= MAX_PORT:
-        return []
-    return [f"{where}.port is {port}: give a number from 1 to {MAX_PORT}"]
 
 
 def _without_deployments(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,6 +210,12 @@ def _controller(app: Mapping[str, Any]) -> tuple[Known, list[str]]:
                 f"application is {CONTROLLER_DEPLOYMENT}"
             )
             continue
+        for name in ("num_replicas", "autoscaling_config"):
+            if override.get(name) not in (None, 1):
+                faults.append(
+                    f"{where}.{name} is {override[name]!r}: a fleet has one controller; leave it "
+                    "out"
+                )
         known, found = _controller_options(override.get("user_config"))
         faults += [f"{where}.{fault}" for fault in found]
     return known, faults

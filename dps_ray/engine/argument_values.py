@@ -14,10 +14,11 @@ from vllm import config
 from vllm.config.quantization import QuantizationConfigArgs
 from vllm.engine import arg_utils
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.plugins import load_general_plugins
 
-from dps_ray.choices import choose
+from dps_ray.choices import choose, nearest
 from dps_ray.faults import faults_of
 
 _HOLDERS = (
@@ -35,26 +36,37 @@ _HOLDERS = (
 """Classes whose fields are named as the arguments are that they are made of."""
 _BATCH = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
 _BATCH_OPTIONS = ("enable_chunked_prefill", "long_prefill_token_threshold")
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(AsyncEngineArgs)}
+_DEFAULTS = {
+    field.name: field.default
+    for owner in (FrontendArgs, AsyncEngineArgs)
+    for field in dataclasses.fields(owner)
+}
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)
 
 
 def argument_faults(arguments: Mapping[str, Any], where: str) -> list[str]:
-    """Values that vLLM would refuse when a replica starts, one sentence each.
+    """Names and values that vLLM would refuse when a replica starts, one sentence each.
 
     Parameters
     ----------
     arguments
-        By vLLM's names, of which all must be known.
+        Those of an engine and of its OpenAI front, by vLLM's names.
     where
         Dotted path of ``arguments``, for the messages.
     """
     # For names that only arg_utils's type checker sees.
     names = {**vars(arg_utils), "QuantizationConfigArgs": QuantizationConfigArgs}
-    hints = get_type_hints(AsyncEngineArgs, names, include_extras=True)
+    hints = get_type_hints(FrontendArgs, include_extras=True)
+    hints |= get_type_hints(AsyncEngineArgs, names, include_extras=True)
     faults = []
     for name, value in arguments.items():
-        faults += _faults(name, hints[name], value, f"{where}.{name}")
+        if name in _DEFAULTS:
+            faults += _faults(name, hints[name], value, f"{where}.{name}")
+        else:
+            faults.append(
+                f"{where}.{name} is not an option of vLLM: {nearest(name, _DEFAULTS)}remove it or "
+                "correct its spelling"
+            )
     return faults or _relations(arguments, where)
 
 
@@ -109,3 +121,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     # A class with a configuration of its own takes no other.
     own = dataclasses.is_dataclass(kind)
     return TypeAdapter(kind) if own else TypeAdapter(kind, config=_CONFIG)
+
+
+def known_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that vLLM has."""
+    return {name: value for name, value in arguments.items() if name in _DEFAULTS}

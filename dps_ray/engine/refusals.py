@@ -17,6 +17,7 @@ _DRAFTS = "a draft's tokens would be checked in another mode than they were made
 _CONNECTORS = (
     "a connector would read and fill blocks that are moved or given back under it; leave it out"
 )
+_TOO_MANY_RANKS = f"at most {MAX_RANKS} ranks share a page"
 _CHOSEN = "quantization 'dps' chooses it; leave it out"
 _MICROBATCHES = "graphs of microbatches are not kept apart by mode; leave it out"
 
@@ -39,6 +40,10 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pipeline_parallel_size": (
         _several,
         "all ranks must hold the same layers; use tensor_parallel_size",
+    ),
+    "tensor_parallel_size": (
+        lambda value: isinstance(value, int) and value > MAX_RANKS,
+        _TOO_MANY_RANKS,
     ),
     "data_parallel_size": (_several, _REPLICAS),
     "nnodes": (_several, _REPLICAS),
@@ -153,9 +158,7 @@ def refuse_unsupported(config: VllmConfig) -> None:
         | {name: remedy for name, (present, remedy) in kinds.items() if present}
     )
     if parallel.world_size > MAX_RANKS:
-        raise DpsConfigError(
-            f"tensor_parallel_size is {parallel.world_size}: at most {MAX_RANKS} ranks share a page"
-        )
+        raise DpsConfigError(f"tensor_parallel_size is {parallel.world_size}: {_TOO_MANY_RANKS}")
 
 
 def refuse_on_cuda(config: VllmConfig, options: DpsOptions) -> None:

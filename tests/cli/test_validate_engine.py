@@ -24,6 +24,7 @@ VALUES = [
     ({"max_num_sequences": 4}, "max_num_sequences is not an option of vLLM: did you mean 'max_num"),
     ({"compilation_config": {"mod": 1}}, "compilation_config.mod is not an option"),
     ({"gpu_memory_utilization": 92}, "gpu_memory_utilization is 92: Input should be less than or"),
+    ({"chat_template": 3}, "chat_template is 3: Input should be a valid string"),
     (
         {"max_num_batched_tokens": 8, "max_num_seqs": 16},
         "max_num_batched_tokens (8) must be greater than or equal to max_num_seqs (16)",
@@ -36,6 +37,7 @@ FEATURES = [
     ({"data_parallel_size": 2}, "one replica is one engine on one host; start more replicas"),
     ({"kv_offloading_size": 1.5}, "kv_offloading_size is 1.5, which does not go with"),
     ({"worker_cls": "other.Worker"}, "worker_cls is 'other.Worker', which does not go with"),
+    ({"tensor_parallel_size": 128}, "tensor_parallel_size is 128, which does not go with"),
     ({"additional_config": {"dps": {}, "dsp": {}}}, "additional_config.dsp is not an option: did"),
     ({"additional_config": {"dsp": {}}}, "additional_config.dsp is not an option: did you mean"),
     ({"additional_config": {"lend": False}}, "lend is not read: move it to additional_config.dps"),
@@ -145,22 +147,42 @@ def test_code_that_a_runtime_environment_brings_is_not_looked_for(
     assert not problems(document, tmp_path, capsys)
 
 
+LLM = "applications.1.args.llm_config"
+
+
 @pytest.mark.parametrize(
-    ("section", "change", "message"),
+    ("path", "value", "message"),
     [
-        ("http_options", {"port": 80000}, "http_options.port is 80000: give a number from 1 to"),
+        ("http_options.port", 80000, "http_options.port is 80000: give a number from 1 to 65535"),
         ("grpc_options", {"port": 0}, "grpc_options.port is 0: give a number from 1 to 65535"),
+        ("applications.1.route_prefix", "llm/", "route_prefix is 'llm/': begin it with '/'"),
+        ("applications.0.route_prefix", "/", "applications: Found duplicate applications for"),
+        ("applications.1.runtime_env", {"env_var": {}}, "env_var is not an option: did you mean"),
+        (f"{LLM}.runtime_env", {"env_vars": {"A": 1}}, "llm_config.runtime_env: runtime_env['env"),
+        (
+            f"{LLM}.deployment_config.ray_actor_options",
+            {"runtime_env": {"pipp": []}},
+            "ray_actor_options.runtime_env.pipp is not an option: did you mean 'pip'?",
+        ),
+        (f"{LLM}.model_loading_config", {}, "model_loading_config.model_id is missing"),
+        (f"{LLM}.accelerator_config", {"kind": "cpuu"}, "kind is 'cpuu': did you mean 'cpu'?"),
+        (f"{LLM}.server_cls", "no.Server", "llm_config.server_cls is 'no.Server': Could not imp"),
+        ("applications.0.deployments.0.num_replicas", 3, "num_replicas is 3: a fleet has one con"),
     ],
 )
-def test_port_that_no_proxy_can_listen_at_is_named(
+def test_what_serve_would_refuse_only_when_it_deploys_is_named(
     document: Any,
-    section: str,
-    change: dict[str, Any],
+    path: str,
+    value: Any,
     message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    document[section] = {**document.get(section, {}), **change}
+    *parents, last = path.split(".")
+    place = document
+    for part in parents:
+        place = place[int(part)] if isinstance(place, list) else place[part]
+    place[last] = value
     (problem,) = problems(document, tmp_path, capsys)
     assert message in problem
 

@@ -1,0 +1,42 @@
+"""Engine arguments checked without a model: what vLLM itself would give passes."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from dps_ray.engine.argument_values import argument_faults
+
+
+def test_every_default_of_vllm_passes() -> None:
+    # Defaults that a factory makes are objects, which no configuration file gives.
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(AsyncEngineArgs)
+        if field.default is not dataclasses.MISSING
+    }
+    assert len(defaults) > 150
+    assert argument_faults(defaults, "engine_kwargs") == []
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"max_model_len": None},
+        {"dtype": "bfloat16"},
+        {"attention_backend": "flash_attn"},
+        {"quantization": "dps"},
+        {"compilation_config": {"cudagraph_mode": "NONE"}},
+        {"hf_overrides": {"rope_theta": 1e6}},
+        {"limit_mm_per_prompt": {"image": 2}},
+        {"cpu_offload_params": ["experts"]},
+        {"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}},
+        {"served_model_name": ["a", "b"]},
+        {"logits_processors": ["package.module:Processor"]},
+        {"gpu_memory_utilization": 1},
+        {"tool_call_parser": "hermes"},
+    ],
+)
+def test_value_that_vllm_takes_passes(argument: dict[str, Any]) -> None:
+    assert argument_faults(argument, "engine_kwargs") == []
