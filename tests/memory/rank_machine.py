@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,25 @@ class RankMachine(RuleBasedStateMachine):
         for unit in sorted(stolen):
             self.write_first_kv(unit, values[unit])
         queued.run()
+        self.settle()
+
+    @rule(moved=st.sets(st.sampled_from(UNITS), min_size=1), values=fill_bytes)
+    def steal_amid_a_copy(self, moved: set[int], values: list[int]) -> None:
+        """A burst returns once chunks are on their way, and its step runs before they land."""
+        self.settle()
+        if not (stolen := moved & self.kv.keys()):
+            return
+        copied_before = self.manager.counters().bytes
+        with self.engine.chunks_stay_in_flight():
+            self.command(set(), set(), stolen, list(UNITS), NoFence())
+            give_up_at_s = time.monotonic() + TIMEOUT_S
+            while self.manager.counters().bytes == copied_before:
+                assert time.monotonic() < give_up_at_s, "no chunk of a restore was issued"
+                time.sleep(1e-4)
+            self.command(set(), stolen, set(), list(UNITS), NoFence())
+            for unit in sorted(stolen):
+                self.write_first_kv(unit, values[unit])
+            self.region.driver.compute.synchronize()
         self.settle()
 
     @rule()

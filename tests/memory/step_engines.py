@@ -7,7 +7,8 @@ steps that are still queued when a command comes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -41,6 +42,9 @@ class StepEngine(Protocol):
 
     def queue_step(self, kernel: Callable[[], None]) -> QueuedStep:
         """Schedule a step whose kernel has not run when this returns."""
+
+    def chunks_stay_in_flight(self) -> AbstractContextManager[None]:
+        """Meanwhile no chunk lands because the restore thread waits for it."""
 
     def damage_next_copy(self) -> None:
         """Let the link flip a bit of the next chunk."""
@@ -110,6 +114,9 @@ class HostSteps:
     def queue_step(self, kernel: Callable[[], None]) -> QueuedStep:
         return _HostStep(kernel)
 
+    def chunks_stay_in_flight(self) -> AbstractContextManager[None]:
+        return nullcontext()  # A chunk has landed when its copy returns.
+
     def damage_next_copy(self) -> None:
         self.driver.link.damage_next = True
 
@@ -143,6 +150,14 @@ class CudaSteps:
     def queue_step(self, kernel: Callable[[], None]) -> QueuedStep:
         self.fake.launch(kernel)
         return _CudaStep(self.driver.compute.mark())
+
+    @contextmanager
+    def chunks_stay_in_flight(self) -> Iterator[None]:
+        self.fake.host_may_wait.clear()
+        try:
+            yield
+        finally:
+            self.fake.host_may_wait.set()
 
     def damage_next_copy(self) -> None:
         self.fake.damage_next_copy = True
