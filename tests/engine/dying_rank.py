@@ -21,7 +21,7 @@ from dps_ray.demo.processes import descendants
 from dps_ray.engine.status_page import StatusPage
 from dps_ray.modes import Pin
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 def worker(rank: int) -> int:

@@ -65,14 +65,23 @@ def serve_bursts(engine: AsyncEngine) -> None:
     engine.run_dry()
 
 
+def serve_bursts_with_late_writes(engine: AsyncEngine) -> None:
+    """Bursts, until a step in flight wrote to a unit that a restore was ordered for.
+
+    On a busy machine each such step may happen to end before the order.
+    """
+    for _ in range(ATTEMPTS):
+        serve_bursts(engine)
+        if engine.late_writes:
+            return
+    raise AssertionError("no step in flight wrote to a unit that a restore was ordered for")
+
+
 def test_asynchronous_bursts_leave_weights_and_modes_right(engine: AsyncEngine) -> None:
-    serve_bursts(engine)
+    serve_bursts_with_late_writes(engine)
     counters = engine.scheduler.sum_manager.counters
     assert engine.modes == {Mode.FULL, Mode.FAST}
     assert counters.units_lent > WAVES
-    assert engine.late_writes > 0, (
-        "no step in flight wrote to a unit that a restore was ordered for"
-    )
     assert engine.full_steps_on_wrong_weights == 0
     assert counters.restores_failed == 0
     assert engine.scheduler.mode is Mode.FULL
@@ -114,8 +123,7 @@ def test_without_the_step_fence_a_late_writer_ruins_the_residual(
     counters = engine.scheduler.sum_manager.counters
     # On a busy machine a copy may happen to come after every late write of some bursts.
     for _ in range(ATTEMPTS):
-        serve_bursts(engine)
-        assert engine.late_writes > 0
+        serve_bursts_with_late_writes(engine)
         ruined = not engine.rank.verify()["residual_intact"]
         if engine.full_steps_on_wrong_weights or counters.restores_failed or ruined:
             return
@@ -133,8 +141,12 @@ def test_restores_that_the_fleet_stops_leave_weights_right(
 
     monkeypatch.setattr(HostExecutor, "copy_summed", slowly)
     page, ledger = engine.scheduler._page, engine.scheduler.sum_manager.ledger
+    counters = engine.scheduler.sum_manager.counters
     stopped = 0
-    for _ in range(WAVES):
+    for wave in range(ATTEMPTS * WAVES):
+        # On a busy machine a restore may end between this thread's look at it and the stop.
+        if wave >= WAVES and stopped > WAVES and counters.restores_cancelled:
+            break
         for _ in range(6):
             engine.add(engine.rng.randint(20, 90), engine.rng.randint(2, 20))
         while engine.flights or engine.scheduler.has_requests():
@@ -143,9 +155,7 @@ def test_restores_that_the_fleet_stops_leave_weights_right(
             stopped += len(ledger.open_restores) if stop else 0
             page.set_permits(restore_until_s=None, fast=True, stop_restores=stop)
             engine.turn()
-    counters = engine.scheduler.sum_manager.counters
     assert stopped > WAVES
-    # On a busy machine a restore may end between this thread's look at it and the stop.
     assert counters.restores_cancelled > 0
     assert (engine.full_steps_on_wrong_weights, counters.restores_failed) == (0, 0)
     assert engine.scheduler.mode is Mode.FULL

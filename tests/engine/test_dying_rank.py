@@ -14,6 +14,8 @@ from dps_ray.models.tiny import make_tiny
 
 pytestmark = [pytest.mark.engine]
 
+LIMIT_S = 100.0
+"""Well below what vLLM waits for a step's ranks, 300 s, and far above what it takes."""
 SCRIPT = Path(__file__).with_name("dying_rank.py")
 
 
@@ -37,7 +39,7 @@ def test_a_rank_killed_amid_a_restore_takes_the_engine_with_it_and_nothing_is_le
     }
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(make_tiny("qwen3", cache_root()))],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
+        env=environment, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stderr[-3000:]
@@ -46,10 +48,10 @@ def test_a_rank_killed_amid_a_restore_takes_the_engine_with_it_and_nothing_is_le
     assert seen["units_lent"] > 0
     assert seen["restoring"]
     assert seen["error"] == "EngineDeadError"
-    assert seen["noticed_after_s"] < 30
+    assert seen["noticed_after_s"] < LIMIT_S
     assert seen["mode"] == "fast"
     assert seen["units_backed"] < seen["units"]
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + LIMIT_S
     while left := [pid for pid in seen["children"] if runs(pid)]:
         assert time.monotonic() < deadline_s, f"processes {left} outlive the engine"
         time.sleep(0.1)

@@ -9,7 +9,7 @@ import pytest
 
 from dps_ray.checks.process import engine_environment
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.engine
 
 
 def test_layers_go_past_a_runner_that_adds_nothing_and_compute_the_same_bits() -> None:
@@ -19,7 +19,7 @@ def test_layers_go_past_a_runner_that_adds_nothing_and_compute_the_same_bits() -
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

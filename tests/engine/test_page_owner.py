@@ -5,7 +5,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 
@@ -19,8 +19,34 @@ from dps_ray.engine.status_page import StatusPage
 
 StatusPage.create(sys.argv[1]).adopt()
 print("made", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
+MAKER = """
+import sys
+from dps_ray.engine.status_page import StatusPage
+
+StatusPage.create(sys.argv[1])
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def maker_of(key: str) -> Iterator[None]:
+    """A process that made a page and lives until the block ends.
+
+    Its page is nobody's afterwards: whoever makes a page next, in another process too, removes it.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", MAKER, key],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as maker:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == "made\n"
+        yield
+    assert maker.returncode == 0
 
 
 @pytest.fixture
@@ -36,32 +62,27 @@ def page(key: str) -> Iterator[StatusPage]:
 
 
 def test_owner_unlinks_the_page_when_it_ends_and_a_maker_does_not(key: str) -> None:
+    with maker_of(key):
+        page = StatusPage.attach(key)
+        page.adopt()
+    assert StatusPage.attach(key).requested_pin() is None
     program = (
         "import sys; from dps_ray.engine.status_page import StatusPage\n"
-        "page = StatusPage.join(sys.argv[1])\n"
-        "if sys.argv[2:]: page.adopt()"
+        "StatusPage.join(sys.argv[1]).adopt()"
     )
-    command = [sys.executable, "-c", program, key]
-    subprocess.run(command, check=True)
-    assert StatusPage.attach(key).requested_pin() is None
-    subprocess.run([*command, "owner"], check=True)
+    subprocess.run([sys.executable, "-c", program, key], check=True)
     with pytest.raises(DpsConfigError, match="no status page"):
         StatusPage.attach(key)
+    page.remove()
 
 
-def test_page_of_a_dead_process_is_removed_and_that_of_a_living_one_stays(page: StatusPage) -> None:
-    program = (
-        "import sys; from dps_ray.engine.status_page import StatusPage\n"
-        "print(StatusPage.create(sys.argv[1])._path)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, f"test-{uuid.uuid4().hex[:12]}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    orphan = Path(done.stdout.strip())
-    assert orphan.exists()
+def test_page_of_a_dead_process_is_removed_and_that_of_a_living_one_stays(
+    key: str, page: StatusPage
+) -> None:
+    orphan = page._path.with_name(f"{page._path.name}-orphan")
+    with maker_of(f"{key}-orphan"):
+        remove_orphans()
+        assert orphan.exists()
     remove_orphans()
     assert not orphan.exists()
     assert page._path.exists()

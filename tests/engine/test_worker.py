@@ -44,6 +44,8 @@ def pacer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pacer]:
     )  # fmt: skip
     assert rank.memory is not None
     monkeypatch.setattr(our_worker, "redirect", lambda runner, moves: None)
+    # No stall of the test may be taken for a rest.
+    monkeypatch.setattr(rank.memory._pacer, "_idle_after_s", 3600.0)
     yield rank.memory._pacer
     ranks.end()
     page.remove()
