@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,7 @@ from dps_ray.memory.host_driver import HostDriver, HostExecutor
 from dps_ray.memory.pacing import Pacer
 from dps_ray.memory.restore import RestoreWorker
 from dps_ray.memory.restore_result import RestoreResult
+from dps_ray.memory.segment_copy import SegmentCopy
 
 if TYPE_CHECKING:
     from conftest import Rig
@@ -88,6 +89,18 @@ class SteppedDriver(HostDriver):
         return self.stepped
 
 
+class WatchedWorker(RestoreWorker):
+    """Tells when a hold has reached its thread."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.resting = threading.Event()
+        super().__init__(*args, **options)
+
+    def _wait_released(self, copy: SegmentCopy) -> None:
+        self.resting.set()
+        super()._wait_released(copy)
+
+
 class Bench:
     """A rig in fast mode with all units lent, and a worker on it."""
 
@@ -101,7 +114,7 @@ class Bench:
         executor.copies = 0
         for unit in range(rig.region.geometry.num_units):
             rig.region.unit_kv_view(unit).fill_(0xAB)
-        self.worker = RestoreWorker(
+        self.worker = WatchedWorker(
             rig.region,
             pacer=self.pacer,
             chunk_bytes=4096,

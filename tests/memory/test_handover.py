@@ -107,6 +107,7 @@ def test_a_held_restore_gets_no_slices_and_is_read_again_after_it(bench: MakeBen
     made.submit(0)
     nbytes = first_slice(made)
     made.worker.hold(True)
+    assert made.worker.resting.wait(TIMEOUT_S)
     assert not made.worker.wait_idle(0.05)
     assert [made.end_step() for _ in range(20)] == [0] * 20
     made.rig.region.segment_view(0)[7] ^= 1

@@ -14,6 +14,7 @@ def hold_after(made: Bench, chunks: int) -> RestoreTask:
     assert made.executor.reached.wait(TIMEOUT_S)
     made.worker.hold(True)
     made.executor.go_on.set()
+    assert made.worker.resting.wait(TIMEOUT_S)
     assert not made.worker.wait_idle(0.05)
     assert made.executor.copies == chunks
     return task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from conftest import Rig
 
 UNIT = 1
+PATIENCE_S = 0.05
+"""A restore that ignores its fence has this long to show it."""
 
 
 class Nothing:
@@ -40,7 +41,6 @@ class Played:
         self.rig = build(driver=engine.driver)
         self.rig.region.upload_all()
         self.results: list[RestoreResult] = []
-        self.writers: list[Writer] = []
         self.manager = MemoryManager(
             self.rig.region,
             pacer=Pacer(max_inflation=0.05, floor_bytes_per_s=1e9),
@@ -64,8 +64,6 @@ class Played:
         return torch.equal(region.segment_view(UNIT), region.backup.segment(UNIT))
 
     def close(self) -> None:
-        for writer in self.writers:
-            writer.wait()
         self.manager.close()
         self.engine.close()
 
@@ -77,37 +75,13 @@ def played(request: pytest.FixtureRequest, builder: Callable[..., Rig]) -> Itera
     played.close()
 
 
-class Writer(threading.Thread):
-    """A step of the host engine that writes its KV blocks late; the fence is its end."""
-
-    def __init__(self, write: Callable[[], None], delay_s: float) -> None:
-        super().__init__()
-        self._write, self._delay_s = write, delay_s
-
-    def run(self) -> None:
-        time.sleep(self._delay_s)
-        self._write()
-
-    def wait(self) -> None:
-        self.join(TIMEOUT_S)
-
-
-def late_step(played: Played) -> Fence:
-    """A step that writes into the unit, scheduled before the unit became free, and its fence."""
-    if isinstance(played.engine, CudaSteps):
-        played.engine.launch(played.write_kv)
-        return played.engine.driver.compute.mark()
-    writer = Writer(played.write_kv, delay_s=0.05)
-    writer.start()
-    played.writers.append(writer)
-    return writer
-
-
 def test_behind_the_fence_a_late_kv_write_is_overwritten(played: Played) -> None:
-    fence = late_step(played)
-    played.restore(fence)
+    step = played.engine.queue_step(played.write_kv)
+    played.restore(step.fence)
+    played.manager.wait_idle(PATIENCE_S)
+    step.run()
     assert played.manager.wait_idle(TIMEOUT_S)
-    fence.wait()
+    step.fence.wait()
     assert [result.ok for result in played.results] == [True]
     assert played.intact()
 
@@ -115,20 +89,21 @@ def test_behind_the_fence_a_late_kv_write_is_overwritten(played: Played) -> None
 def test_without_the_fence_a_late_kv_write_corrupts_a_residual_that_was_verified(
     played: Played,
 ) -> None:
-    fence = late_step(played)
+    step = played.engine.queue_step(played.write_kv)
     played.restore(Nothing())
     assert played.manager.wait_idle(TIMEOUT_S)
     assert [result.ok for result in played.results] == [True]
-    fence.wait()
+    step.run()
+    step.fence.wait()
     assert not played.intact()
 
 
 def test_on_cuda_the_late_kernel_runs_before_the_first_chunk(builder: Callable[..., Rig]) -> None:
     engine = CudaSteps()
     played = Played(builder, engine)
-    fence = late_step(played)
+    step = engine.queue_step(played.write_kv)
     before = len(engine.fake.streams.order)
-    played.restore(fence)
+    played.restore(step.fence)
     assert played.manager.wait_idle(TIMEOUT_S)
     order = engine.fake.streams.order[before:]
     assert order.index("kernel") < order.index("copy")

@@ -172,8 +172,16 @@ def test_stop_abandons_everything_and_refuses_more(bench: MakeBench) -> None:
     for segment in range(3):
         made.submit(segment, gate)
     assert gate.waiting.wait(TIMEOUT_S)
-    threading.Timer(0.01, gate.opened.set).start()
-    made.worker.stop()
+    stopping = threading.Thread(target=made.worker.stop)
+    stopping.start()
+    # It abandons those that wait, then waits for the one at the gate.
+    give_up_at_s = time.monotonic() + TIMEOUT_S
+    while made.worker.counters().cancelled < 2:
+        assert time.monotonic() < give_up_at_s
+        time.sleep(1e-4)
+    gate.opened.set()
+    stopping.join(TIMEOUT_S)
+    assert not stopping.is_alive()
     made.worker.stop()
     assert made.executor.copies == 0
     assert made.worker.counters().cancelled == 3

@@ -212,7 +212,7 @@ def test_hundred_thousand_operations_on_256_units_take_seconds_at_most():
     dice = random.Random(7)
     ledger = UnitLedger(256, 16, binding="any")
     live: list[int] = []
-    began = time.perf_counter()
+    began_s = time.thread_time()
     for _ in range(100_000):
         chance = dice.random()
         if chance < 0.47:
@@ -231,6 +231,6 @@ def test_hundred_thousand_operations_on_256_units_take_seconds_at_most():
             ledger.begin_restore(ledger.restorable_units()[0])
         elif ledger.count(UnitState.RESTORING):
             ledger.complete_restore(ledger.open_restores[0])
-    elapsed_s = time.perf_counter() - began
+    elapsed_s = time.thread_time() - began_s
     check_ledger(ledger)
     assert elapsed_s < 5.0
