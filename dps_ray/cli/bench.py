@@ -144,7 +144,6 @@ def select(args: argparse.Namespace) -> list[TraceRequest]:
 def run(args: argparse.Namespace) -> int:
     trace = select(args)
     target = SloTarget(args.slo_ttft_ms, args.slo_t_base_ms, args.slo_tbt_factor)
-    say(args, f"replaying {len(trace)} requests over {trace[-1].arrival_s:.1f} s")
     records = asyncio.run(_replay(args, trace))
     summary = summarise(records, target)
     report = Report("bench replay", summary)
@@ -164,6 +163,7 @@ async def _replay(args: argparse.Namespace, trace: list[TraceRequest]) -> list[R
             headers=(("X-DPS-Precision", args.precision),) if args.precision else (),
         )
         client = CompletionClient(http, options)
+        say(args, f"replaying {len(trace)} requests over {trace[-1].arrival_s:.1f} s")
         return await replay(trace, client, prompt_maker(args.prompt, args.seed))
 
 

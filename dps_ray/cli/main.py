@@ -1,9 +1,11 @@
 """``dps-ray``: the operator's command."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 
 from dps_ray.cli.parser import Parser, UsageError, add_commands
 from dps_ray.config import DpsConfigError
@@ -19,6 +21,7 @@ COMMANDS = {
     "demo": "serve a small fleet, replay a bursty trace against it and draw what happened",
 }
 WITH_FLEETS = ("check", "demo")
+LEVEL = "VLLM_LOGGING_LEVEL"
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -36,9 +39,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; a configuration error is one line on standard error and exit status 2."""
     words = sys.argv[1:] if argv is None else argv
     chosen = words[0] if words else None
-    _keep_vllm_log_off(chosen)
     try:
-        args = build_parser(chosen).parse_args(words)
+        with _vllm_log_off(chosen):
+            parser = build_parser(chosen)
+        args = parser.parse_args(words)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
@@ -49,14 +53,19 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def _keep_vllm_log_off(command: str | None) -> None:
+@contextlib.contextmanager
+def _vllm_log_off(command: str | None) -> Iterator[None]:
     """vLLM logs to standard output from its import on, which is the report's alone.
 
-    Fleets take the environment over: they keep all of their log.
+    Fleets take the environment over and keep all of their log, so where some may start it is as it
+    was once the command's modules, and vLLM with them, are loaded.
     """
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    if command not in WITH_FLEETS:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    given = os.environ.get(LEVEL)
+    os.environ.setdefault(LEVEL, "ERROR")
+    yield
+    if given is None and command in WITH_FLEETS:
+        del os.environ[LEVEL]
 
 
 if __name__ == "__main__":

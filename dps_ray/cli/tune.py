@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compare",
+        type=_compared,
         action="append",
         default=[],
         metavar="HIGH,LOW",
@@ -52,14 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Solve, report, draw; exit status 0 only when the optimal policy is monotone."""
-    others = [(text, _watermarks(text)) for text in args.compare]
     given = read_input(args.costs, args.summary, args.speed, args.layers)
     tuning = _solve(given, args.levels)
     defaults = DpsOptions()
-    others.insert(0, ("default", Watermarks(defaults.high_watermark, defaults.low_watermark)))
+    default = Watermarks(defaults.high_watermark, defaults.low_watermark)
     comparisons = {
         name: tuning.compare(watermarks)
-        for name, watermarks in [("tuned", tuning.watermarks), *others]
+        for name, watermarks in [("tuned", tuning.watermarks), ("default", default), *args.compare]
     }
     report = Report("tune", _figures(tuning, comparisons))
     report.check("the optimal policy is monotone in occupancy", tuning.solution.monotone)
@@ -117,9 +117,13 @@ def _text(tuning: Tuning, comparisons: dict[str, Comparison]) -> str:
     return "\n".join(lines)
 
 
-def _watermarks(text: str) -> Watermarks:
+def _compared(text: str) -> tuple[str, Watermarks]:
     try:
         high, low = (float(part) for part in text.split(","))
     except ValueError:
-        raise DpsConfigError(f"--compare is {text!r}: give HIGH,LOW, such as 0.9,0.6") from None
-    return Watermarks(high, low)
+        high, low = 0.0, 0.0
+    if not 0.0 <= low < high <= 1.0:
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}: give HIGH,LOW, two shares of which the first is larger, such as 0.9,0.6"
+        )
+    return text, Watermarks(high, low)
