@@ -18,6 +18,8 @@ MUTANT_OPERATIONS = 200_000
 """A mutant that lives this long counts as survived."""
 PIECES = 2
 """Soaks per binding, of different seeds: all layers return at once, or one by one."""
+LEAST_OPERATIONS = PIECES * len(BINDINGS)
+"""One for each soak."""
 QUEUED_PIECES = (1, 2)
 """Those on links that run late: one of each binding, one of each way to return."""
 
@@ -30,7 +32,7 @@ def check_memory(
     Parameters
     ----------
     operations
-        Random operations of the soak, over both bindings together.
+        Random operations of the soak, over both bindings together: ``LEAST_OPERATIONS`` or more.
     histories
         Random histories that Hypothesis searches, a binding drawn for each; 0 for none.
     seed
@@ -41,11 +43,9 @@ def check_memory(
     Raises
     ------
     DpsConfigError
-        When there is nothing to run, or Hypothesis is not installed.
+        Hypothesis is not installed.
     """
-    pieces = PIECES * len(BINDINGS)
-    if operations < pieces:
-        raise DpsConfigError(f"operations is {operations}: give at least {pieces}")
+    pieces = LEAST_OPERATIONS
     report = Report("check memory", {"seed": seed})
     with ThreadPoolExecutor(2) as pool:
         soaks = [

@@ -8,7 +8,7 @@ from dps_ray.chaos.check import check_chaos
 from dps_ray.chaos.faults import Fault
 from dps_ray.chaos.load import LoadOptions
 from dps_ray.checks.engine_check import check_engine
-from dps_ray.checks.memory_check import check_memory
+from dps_ray.checks.memory_check import LEAST_OPERATIONS, check_memory
 from dps_ray.cli.arguments import number, picture_file, result_folder, whole
 from dps_ray.cli.output import add_json_flag, finish, say
 from dps_ray.cli.parser import add_commands
@@ -55,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "memory", help="random orders on real memory, and again with each safety rule removed"
     )
     memory.add_argument(
-        "--operations", type=whole(), default=1_000_000, help="of the soak (default: 1000000)"
+        "--operations",
+        type=whole(LEAST_OPERATIONS),
+        default=1_000_000,
+        help="of the soak (default: 1000000)",
     )
     memory.add_argument(
         "--histories",

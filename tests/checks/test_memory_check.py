@@ -28,4 +28,4 @@ def test_too_few_operations_are_refused_with_the_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["check", "memory", "--operations", "0"]) == 2
-    assert "operations is 0: give at least 4" in capsys.readouterr().err
+    assert "--operations is 0: give a whole number of at least 4" in capsys.readouterr().err

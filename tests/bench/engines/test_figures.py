@@ -64,4 +64,4 @@ def test_decode_speed_is_a_ratio_to_plain_in_the_same_round() -> None:
 
 def test_a_batch_of_nobody_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "engine", "--batch", "0"]) == 2
-    assert "--batch is 0: give numbers of at least 1" in capsys.readouterr().err
+    assert "--batch is 0: give a whole number of at least 1" in capsys.readouterr().err
