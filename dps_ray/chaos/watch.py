@@ -136,20 +136,36 @@ class Watch:
             if time.monotonic() - refreshed_s > PAGES_REFRESH_S:
                 refreshed_s = time.monotonic()
                 self._refresh_pages()
-            restoring = permitted = fast = 0
-            for key, page in self._pages.items():
-                with contextlib.suppress(RuntimeError):
-                    status = page.read()
-                    if status is None:
-                        continue
-                    self._returns[key] = status.switches_to_full
-                    restoring += status.restoring
-                    permitted += status.units_backed < status.units and page.permits().restore
-                    fast += status.mode is Mode.FAST
-            self.restores.most_at_once = max(self.restores.most_at_once, restoring)
-            self.restores.most_permitted = max(self.restores.most_permitted, permitted)
-            self.restores.most_fast = max(self.restores.most_fast, fast)
-            self.restores.returns = sum(self._returns.values())
+            self._count()
+
+    def _count(self) -> None:
+        """Read all pages twice. What both readings show of an engine held between the two, at one
+        moment for all engines, however long this thread stood still between two pages."""
+        first, second = self._read_all(), self._read_all()
+        both = [first[key] & second[key] for key in first.keys() & second.keys()]
+        restores = self.restores
+        restores.most_at_once = max(restores.most_at_once, _how_many(both, "restoring"))
+        restores.most_permitted = max(restores.most_permitted, _how_many(both, "permitted"))
+        restores.most_fast = max(restores.most_fast, _how_many(both, "fast"))
+        restores.returns = sum(self._returns.values())
+
+    def _read_all(self) -> dict[str, set[str]]:
+        """What holds of each engine."""
+        seen = {}
+        for key, page in self._pages.items():
+            with contextlib.suppress(RuntimeError):
+                status = page.read()
+                if status is None:
+                    continue
+                self._returns[key] = status.switches_to_full
+                lent = status.units_backed < status.units
+                holds = {
+                    "restoring": status.restoring,
+                    "permitted": lent and page.permits().restore,
+                    "fast": status.mode is Mode.FAST,
+                }
+                seen[key] = {name for name, held in holds.items() if held}
+        return seen
 
     def _refresh_pages(self) -> None:
         keys = keys_owned_by(self._processes())
@@ -159,3 +175,7 @@ class Watch:
             # It may end between the two looks.
             with contextlib.suppress(DpsConfigError):
                 self._pages[key] = StatusPage.attach(key)
+
+
+def _how_many(engines: Collection[set[str]], name: str) -> int:
+    return sum(name in engine for engine in engines)
