@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dps_ray.chaos.faults import Fault, find, kill_one, title_of
 from dps_ray.chaos.load import Load, LoadOptions
-from dps_ray.chaos.verdict import Aftermath, judge, share_out
+from dps_ray.chaos.verdict import OUT_OF_ROUTING_S, Aftermath, judge, share_out
 from dps_ray.chaos.watch import Sight, Watch
 from dps_ray.fleet.reporting import ReportOptions
 from dps_ray.report import Report
@@ -33,6 +33,8 @@ class Target:
     lease_limit: int = 1
     hung_after_s: float = ReportOptions().hung_after_s
     """When the fleet gives up an engine that hangs, seconds."""
+    out_of_routing_s: float = OUT_OF_ROUTING_S
+    """Longest time until nobody would send a dead replica anything, seconds."""
 
 
 async def run_chaos(
@@ -91,6 +93,7 @@ async def run_chaos(
         left_behind=left_behind,
         lease_limit=target.lease_limit,
         hung_after_s=target.hung_after_s,
+        out_of_routing_s=target.out_of_routing_s,
     )
     return report
 

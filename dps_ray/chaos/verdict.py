@@ -80,6 +80,7 @@ def judge(
     left_behind: Sequence[str],
     lease_limit: int,
     hung_after_s: float,
+    out_of_routing_s: float = OUT_OF_ROUTING_S,
 ) -> None:
     """Fill in a report.
 
@@ -97,6 +98,8 @@ def judge(
         Replicas that may restore at once.
     hung_after_s
         When the fleet gives up an engine that hangs, seconds.
+    out_of_routing_s
+        Longest time until nobody would send a replica anything that is dead for another reason.
     """
     report.check(
         "before the first kill every request was answered",
@@ -120,7 +123,7 @@ def judge(
         if each.kill.fault.hits_replica:
             out_s = each.out_of_routing_s
             hangs = each.kill.fault is Fault.HANG
-            limit_s = hung_after_s + NOTICE_S if hangs else OUT_OF_ROUTING_S
+            limit_s = hung_after_s + NOTICE_S if hangs else out_of_routing_s
             report.check(
                 f"{name}: out of routing within {limit_s:g} s",
                 out_s is not None and out_s < limit_s,

@@ -16,7 +16,13 @@ COLUMNS = ("floor", "requests", "tokens_full", "tokens_fast", "as_16_bit", "refu
 Tokens = Sequence[Sequence[int]]
 
 
-def judge(report: Report, outcome: Outcome, reference: Tokens, max_tokens: int) -> None:
+def judge(
+    report: Report,
+    outcome: Outcome,
+    reference: Tokens,
+    max_tokens: int,
+    patience_s: float = PATIENCE_S,
+) -> None:
     """Fill in a report.
 
     Parameters
@@ -29,6 +35,8 @@ def judge(report: Report, outcome: Outcome, reference: Tokens, max_tokens: int) 
         Tokens of the static 16-bit engine, by number of the prompt.
     max_tokens
         Tokens that each request asked for.
+    patience_s
+        Time beyond its own after which a refusal is too late, seconds.
     """
     numbered = list(enumerate(outcome.answers))
     insisting = [(n, a) for n, a in numbered if a.insists]
@@ -70,7 +78,7 @@ def judge(report: Report, outcome: Outcome, reference: Tokens, max_tokens: int) 
     report.check(
         "every refusal came in its time and told when to come back",
         all(
-            refusal.retry_after_s is not None and refusal.waited_s < FULL_WAIT_S + PATIENCE_S
+            refusal.retry_after_s is not None and refusal.waited_s < FULL_WAIT_S + patience_s
             for refusal in refusals
         ),
     )

@@ -4,6 +4,7 @@ Workers do not import this module: it is pickled by value (see ``conftest.py``).
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -37,6 +38,9 @@ RESTORING_SERVICE_S = 0.1
 """A replica serves slowly while the copy takes its host link."""
 STREAM_CHUNKS = 75
 STREAM_PERIOD_S = 0.08
+LET_GO = "let go"
+"""Last line of a stream that a test has let end."""
+START_LOOK_S = 0.05
 DRAIN_LOOP_S = 0.2
 """How often one that stops looks whether it still has requests; 2 s by default."""
 
@@ -49,10 +53,11 @@ def page_key(replica_id: str) -> str:
 
 class CheapReplica:
     """Says who it is. A test plays the engine: it writes the replica's status page, and pins it
-    to ``fast`` to make the engine die."""
+    to ``fast`` to make the engine die, to ``full`` to let its streams end."""
 
-    async def __init__(self, start_s: float) -> None:
-        await asyncio.sleep(start_s)
+    async def __init__(self, start_sign: str | None) -> None:
+        while start_sign is not None and not os.path.exists(start_sign):
+            await asyncio.sleep(START_LOOK_S)
         identity = replica_identity()
         self._replica_id = identity.replica_id
         page = self._page = StatusPage.create(page_key(self._replica_id))
@@ -90,6 +95,9 @@ class CheapReplica:
     async def stream(self, chunks: int) -> AsyncIterator[str]:
         """A long answer: the replica's id, line by line."""
         for _ in range(chunks):
+            if self._page.requested_pin() is Pin.FULL:
+                yield f"{LET_GO}\n"
+                return
             yield f"{self._replica_id}\n"
             await asyncio.sleep(STREAM_PERIOD_S)
 
@@ -122,7 +130,7 @@ class Front:
 def cheap_app(
     *,
     router: dict[str, Any] | None = ROUTER,
-    start_s: float = 0.0,
+    start_sign: str | None = None,
     version: str | None = None,
     **options: Any,
 ) -> serve.Application:
@@ -132,8 +140,8 @@ def cheap_app(
     ----------
     router
         Serve's ``request_router_config``; ``None`` for Serve's own router.
-    start_s
-        How much longer a replica takes to start than its process does, seconds.
+    start_sign
+        File without which no replica ends its start.
     version
         Of the code: deploying the same again changes options in place. New without one.
     **options
@@ -152,4 +160,4 @@ def cheap_app(
         # What a config file does for unchanged code.
         front = front.options(version=version, _internal=True)
         replicas = replicas.options(version=version, _internal=True)
-    return front.bind(replicas.bind(start_s))
+    return front.bind(replicas.bind(start_sign))

@@ -15,6 +15,9 @@ from . import cheap
 
 ADMIN_TOKEN = "token-of-the-test-cluster"
 ADMIN_PORT = 48211
+PATIENCE_S = 60.0
+PATIENT = {"ageing": {"stale_after_s": 8.0}}
+"""A replica that the machine lets stand still for seconds is not out of routing for it."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,14 @@ class Cluster:
         Serve calls an application ready before its proxies have heard of it: they answer 404.
         """
         serve.run(app, name=name, route_prefix=prefix)
-        deadline_s = time.monotonic() + 30.0
-        while prefix not in httpx.get(f"{self.url}/-/routes", timeout=5.0).json():
+        deadline_s = time.monotonic() + PATIENCE_S
+        while prefix not in httpx.get(f"{self.url}/-/routes", timeout=PATIENCE_S).json():
             assert time.monotonic() < deadline_s, f"the proxy never heard of {prefix}"
             time.sleep(0.05)
 
-    def status(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/dps/status", timeout=5.0).raise_for_status().json())
+    def status(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+        answer = httpx.get(f"{self.url}/dps/status", timeout=timeout_s)
+        return dict(answer.raise_for_status().json())
 
     def replicas(self, app: str) -> list[dict[str, Any]]:
         """Entries of one application's replicas; other tests' replicas are forgotten slowly."""
@@ -54,7 +58,9 @@ class Cluster:
             "name": cheap.CONTROLLER_APP,
             "route_prefix": "/dps",
             "import_path": "dps_deployments.app:build_controller",
-            "deployments": [{"name": CONTROLLER_DEPLOYMENT, "user_config": user_config}],
+            "deployments": [
+                {"name": CONTROLLER_DEPLOYMENT, "user_config": {**PATIENT, **user_config}}
+            ],
         }
         schema = ServeDeploySchema.model_validate({"applications": [application]})
         _get_global_client().deploy_apps(schema, _blocking=True)

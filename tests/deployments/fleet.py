@@ -19,7 +19,7 @@ from .cheap import CONTROLLER_APP, page_key
 from .cluster import Cluster
 
 
-def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> float:
+def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> float:
     """Wait for a condition and return how long it took, seconds."""
     started_s = time.monotonic()
     while not holds():
@@ -67,7 +67,7 @@ class Fleet:
 
     def ask(self, count: int) -> Counter[str]:
         """Send requests, eight at a time, and count who answered."""
-        with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(8) as pool:
+        with httpx.Client(timeout=60.0) as client, ThreadPoolExecutor(8) as pool:
             replies = pool.map(
                 lambda _: client.get(f"{self.url}/").raise_for_status().json(),
                 range(count),
@@ -77,7 +77,7 @@ class Fleet:
     def is_back(self) -> bool:
         """The controller answers again, has heard every replica, and some router listens."""
         try:
-            status = self.cluster.status()
+            status = self.cluster.status(timeout_s=5.0)
         except httpx.HTTPError:
             return False
         live = live_replicas(self.cluster, self.name)

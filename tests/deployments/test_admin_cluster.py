@@ -16,7 +16,7 @@ from .statuses import IDLE, RESTORING
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240), pytest.mark.usefixtures("calm")]
 
-HOLD_S = 5.0
+HOLD_S = 2.0
 RIGHT = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 URL = f"http://127.0.0.1:{ADMIN_PORT}"
 
@@ -48,7 +48,8 @@ def test_calls_without_the_token_change_nothing_and_status_stays_open(fleet: Fle
     for headers in ({}, {"Authorization": "Bearer wrong-token-of-some-length"}):
         for method, path in [("PUT", "pins/*?pin=fast"), ("DELETE", "leases/x")]:
             url = f"{URL}/admin/{path}"
-            assert httpx.request(method, url, headers=headers).status_code == 401
+            answer = httpx.request(method, url, headers=headers, timeout=60.0)
+            assert answer.status_code == 401
     assert fleet.cluster.status()["orders"]["pins"] == {}
     assert ADMIN_TOKEN not in json.dumps(fleet.cluster.status())
 
@@ -56,10 +57,10 @@ def test_calls_without_the_token_change_nothing_and_status_stays_open(fleet: Fle
 def test_public_route_leads_to_no_order_and_without_a_token_nothing_does(fleet: Fleet) -> None:
     for base in (fleet.cluster.url, f"{fleet.cluster.url}/dps"):
         for method, path in [("PUT", "pins/*?pin=fast"), ("DELETE", "leases/x")]:
-            answer = httpx.request(method, f"{base}/admin/{path}", headers=RIGHT)
+            answer = httpx.request(method, f"{base}/admin/{path}", headers=RIGHT, timeout=60.0)
             assert answer.status_code == 404
     for path in ("", "status", "dps/status", "openapi.json"):
-        assert httpx.get(f"{URL}/{path}", headers=RIGHT).status_code == 404
+        assert httpx.get(f"{URL}/{path}", headers=RIGHT, timeout=60.0).status_code == 404
     fleet.cluster.configure({})
     until(lambda: fleet.cluster.status()["admin"]["address"] is None)
     with pytest.raises(httpx.ConnectError):
@@ -75,7 +76,7 @@ def test_pin_reaches_a_replica_outlives_the_controller_and_is_taken_back(
     until(lambda: heard_pin(fleet, victim) == "full")
     assert heard_pin(fleet, other) is None
     kill_controller()
-    until(fleet.is_back, timeout_s=60.0)
+    until(fleet.is_back, timeout_s=120.0)
     until(lambda: fleet.cluster.status()["orders"]["pins"] == {victim: "full"})
     until(lambda: admin("unpin", "--replica", victim) == 0)
     until(lambda: heard_pin(fleet, victim) is None)
@@ -89,12 +90,14 @@ def test_revoked_lease_stops_the_restore_that_runs(fleet: Fleet) -> None:
     fleet.set(victim, RESTORING)
     until(lambda: lease_holders(fleet) == [victim], timeout_s=60.0)
     assert not fleet.pages[victim].permits().stop
-    revoked_s = time.monotonic()
-    assert admin("revoke", "--replica", victim, "--hold-s", str(HOLD_S)) == 0
-    until(lambda: fleet.pages[victim].permits().stop, timeout_s=HOLD_S)
+    assert admin("revoke", "--replica", victim, "--hold-s", "500") == 0
+    until(lambda: fleet.pages[victim].permits().stop)
     assert lease_holders(fleet) == []
     assert fleet.cluster.status()["leases"]["refused"] == {victim: "revoked"}
-    until(lambda: lease_holders(fleet) == [victim], timeout_s=60.0)
+    # Its engine, which is played, restores on, and so it can be held anew.
+    revoked_s = time.monotonic()
+    assert admin("revoke", "--replica", victim, "--hold-s", str(HOLD_S)) == 0
+    until(lambda: lease_holders(fleet) == [victim])
     assert time.monotonic() - revoked_s >= HOLD_S
     until(lambda: not fleet.pages[victim].permits().stop)
     fleet.set(victim, IDLE)

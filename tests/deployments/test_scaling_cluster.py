@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from dps_ray.status import EngineStatus
 
 from .cheap import cheap_app, page_key
 from .cluster import Cluster
+from .fleet import wait_for_routers
 from .statuses import IDLE
 
 pytestmark = [
@@ -27,17 +29,20 @@ CALM_S = 2.0
 HOLD_MARGIN_S = 3.0
 """Serve's own delay and look back before it stops a replica, and then some."""
 NO_REPLICA_WAIT_S = 0.3
-START_S = 2.0
-"""Replicas start late, so that a router that starts with the first request hears of its patience
-before one is there."""
 PRESSED = replace(IDLE, used_blocks=90, free_blocks=10, headroom_blocks=10)
 HOLDING = replace(IDLE, full_requests=1)
 
 
 @pytest.fixture
-def app(cluster: Cluster) -> Iterator[Cluster]:
+def start_sign(tmp_path: Path) -> Path:
+    """No replica ends its start before this file is there."""
+    return tmp_path / "start"
+
+
+@pytest.fixture
+def app(cluster: Cluster, start_sign: Path) -> Iterator[Cluster]:
     scaled = cheap_app(
-        start_s=START_S,
+        start_sign=str(start_sign),
         autoscaling_config={
             "min_replicas": 0,
             "max_replicas": MAX_REPLICAS,
@@ -48,7 +53,7 @@ def app(cluster: Cluster) -> Iterator[Cluster]:
             "downscale_delay_s": 0.5,
             "policy": {
                 "policy_function": "dps_autoscaling.policy:ElasticScalingPolicy",
-                "policy_kwargs": {"calm_s": CALM_S, "idle_s": CALM_S, "silent_after_s": 5},
+                "policy_kwargs": {"calm_s": CALM_S, "idle_s": CALM_S, "silent_after_s": 60},
             },
         },
     )
@@ -94,16 +99,17 @@ def watch(holds: Callable[[], bool], timeout_s: float) -> list[int]:
 
 
 def refused_without_replicas(app: Cluster) -> httpx.Response:
-    """Ask while there is no replica and patience is shorter than the start of one."""
+    """Ask while no replica can start and patience is short."""
     app.configure({"admission": {"no_replica_wait_s": NO_REPLICA_WAIT_S}})
     try:
-        return httpx.get(f"{app.url}/scaled/", timeout=30)
+        return httpx.get(f"{app.url}/scaled/", timeout=120)
     finally:
         app.configure({})
+        wait_for_routers(app, APP)
 
 
 def test_fleet_grows_from_zero_under_pressure_keeps_promises_and_returns_to_zero(
-    app: Cluster, record_property: Callable[[str, object], None]
+    app: Cluster, start_sign: Path, record_property: Callable[[str, object], None]
 ) -> None:
     watch(lambda: serve.status().applications[APP].status == "RUNNING", 60)
     assert running() == 0
@@ -111,11 +117,16 @@ def test_fleet_grows_from_zero_under_pressure_keeps_promises_and_returns_to_zero
     record_property("seconds until the refusal", refused.elapsed.total_seconds())
     assert refused.status_code == 503
     assert float(refused.headers["Retry-After"]) >= 1
-    httpx.get(f"{app.url}/scaled/", timeout=60).raise_for_status()
-    assert running() == 1
-
-    publish(app, PRESSED, 1)
-    grown = watch(lambda: running() == MAX_REPLICAS, 90)
+    start_sign.touch()
+    # While it is open, the only replica is not idle.
+    with httpx.stream(
+        "GET", f"{app.url}/scaled/stream", params={"chunks": 1_000_000}, timeout=120
+    ) as stream:
+        lines = stream.raise_for_status().iter_lines()
+        next(lines)
+        assert running() == 1
+        publish(app, PRESSED, 1)
+        grown = watch(lambda: running() == MAX_REPLICAS, 120)
     assert grown == sorted(grown)
 
     publish(app, HOLDING, MAX_REPLICAS)

@@ -23,8 +23,7 @@ ROUNDS = 3
 RATE_PER_S = 15.0
 CALM_S = 0.5
 RESTORE_S = 2.5
-AFTER_S = 0.1
-"""Requests sent later than this after the restore began must find another replica."""
+"""From when the router has heard of it. What is sent later must find another replica."""
 
 
 @dataclass
@@ -32,6 +31,8 @@ class Contender:
     """One way of routing, and what it did in all rounds."""
 
     fleet: Fleet
+    hears: bool = True
+    """Whether its router listens to the controller."""
     hits: int = 0
     sent: int = 0
     times_s: list[list[float]] = field(default_factory=list)
@@ -53,30 +54,39 @@ class Contender:
         """Poisson arrivals, the same for everybody; one replica begins to restore amid them."""
         victim = list(self.fleet.pages)[seed % 2]
         rng = random.Random(seed)
-        arrivals_s = [0.0]
-        while arrivals_s[-1] < CALM_S + RESTORE_S:
-            arrivals_s.append(arrivals_s[-1] + rng.expovariate(RATE_PER_S))
-        with httpx.Client(timeout=30.0) as client, ThreadPoolExecutor(16) as pool:
+        with (
+            httpx.Client(timeout=60.0) as client,
+            ThreadPoolExecutor(16) as pool,
+            ThreadPoolExecutor(1) as teller,
+        ):
 
             def ask() -> tuple[float, float, str]:
                 sent_s = time.monotonic()
                 answer = client.get(f"{self.fleet.url}/").raise_for_status()
                 return sent_s, time.monotonic() - sent_s, str(answer.json())
 
-            began_s = time.monotonic()
-            restoring_s = None
+            def tell() -> tuple[float, float]:
+                """When the restore began, and since when the router knows."""
+                began_s = time.monotonic()
+                self.fleet.set(victim, RESTORING)
+                if self.hears:
+                    self.fleet.heard()
+                return began_s, time.monotonic()
+
+            begun_s = at_s = time.monotonic()
+            told = None
             replies = []
-            for at_s in arrivals_s:
-                time.sleep(max(0.0, began_s + at_s - time.monotonic()))
-                if restoring_s is None and at_s >= CALM_S:
-                    self.fleet.pages[victim].publish(RESTORING)
-                    restoring_s = time.monotonic()
+            while told is None or not told.done() or at_s < told.result()[1] + RESTORE_S:
+                time.sleep(max(0.0, at_s - time.monotonic()))
+                if told is None and at_s >= begun_s + CALM_S:
+                    told = teller.submit(tell)
                 replies.append(pool.submit(ask))
-            assert restoring_s is not None
+                at_s += rng.expovariate(RATE_PER_S)
+            restoring_s, heard_s = told.result()
             answered = [each.result() for each in replies]
         hit_s = [sent_s - restoring_s for sent_s, _, name in answered if name == victim]
         self.last_hit_s = max([self.last_hit_s, *hit_s])
-        later = [reply for reply in answered if reply[0] > restoring_s + AFTER_S]
+        later = [reply for reply in answered if reply[0] > heard_s]
         self.sent += len(later)
         self.hits += sum(name == victim for _, _, name in later)
         self.times_s.append([taken_s for _, taken_s, _ in later])
@@ -90,7 +100,7 @@ def test_mode_aware_routing_spares_a_restoring_replica_that_power_of_two_goes_on
     cluster = fleet.cluster
     policies = {name: Contender(fleet) for name in ("power_of_two", "mode_aware")}
     with deployed(cluster, cheap_app(router=None), "stock") as stock:
-        baseline = Contender(stock)
+        baseline = Contender(stock, hears=False)
         for replica_id in stock.pages:
             stock.set(replica_id, IDLE)
         stock.ask(1)

@@ -12,7 +12,9 @@ from dps_ray.models.tiny import make_tiny
 
 from ..cheap import CONTROLLER_APP, DRAIN_LOOP_S
 from ..cluster import Cluster
+from ..fleet import until
 
+REPLICAS = 2
 MAX_BODY_BYTES = 65536
 BASE_KV_BYTES = 8 * 65536
 """Eight blocks of 32 tokens, one of them vLLM's own: two requests of four blocks do not fit."""
@@ -36,7 +38,7 @@ def llm_args(server: type) -> dict[str, Any]:
             # Its tokens are compared with those of a static engine.
             "additional_config": {"dps": EXACT},
         },
-        deployment={"num_replicas": 2, "max_ongoing_requests": 12, **QUICK_DRAIN},
+        deployment={"num_replicas": REPLICAS, "max_ongoing_requests": 12, **QUICK_DRAIN},
     )
     args: dict[str, Any] = {
         "controller_app": CONTROLLER_APP,
@@ -70,12 +72,19 @@ def live_states(cluster: Cluster) -> list[dict[str, Any]]:
 
 def wait_for_mode(cluster: Cluster, mode: str) -> None:
     """Wait until every live replica is in ``mode``."""
-    deadline_s = time.monotonic() + 30.0
+    deadline_s = time.monotonic() + 90.0
     while {state["mode"] for state in live_states(cluster)} != {mode}:
         assert time.monotonic() < deadline_s, f"replicas that are not in {mode} mode"
         time.sleep(0.1)
 
 
 def total(cluster: Cluster, name: str) -> int:
-    """A figure summed over the live replicas."""
-    return sum(state[name] for state in live_states(cluster))
+    """A figure summed over the replicas: without one that stands still it would be too small."""
+    states: list[dict[str, Any]] = []
+
+    def all_are_live() -> bool:
+        states[:] = live_states(cluster)
+        return len(states) == REPLICAS
+
+    until(all_are_live)
+    return sum(state[name] for state in states)

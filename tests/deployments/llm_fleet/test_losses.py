@@ -14,7 +14,7 @@ from dps_ray.chaos.verdict import table
 from dps_ray.report import Report
 
 from ..cluster import Cluster, processes
-from .llm import MODEL
+from .llm import MODEL, REPLICAS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -43,10 +43,13 @@ def test_killed_engine_controller_and_rank_cost_no_request(
 def hurt(url: str, faults: Sequence[Fault], fleet: Callable[[], set[int]]) -> Report:
     return asyncio.run(
         run_chaos(
-            Target(url, MODEL, 2, fleet),
+            # On a machine that stands still for seconds. vLLM tells of a dead rank after nine.
+            Target(url, MODEL, REPLICAS, fleet, out_of_routing_s=5.0),
             faults,
             duration_s=0.0,
-            load=LoadOptions(clients=12, wave_s=4.0, calm_s=2.0, output_tokens=(30, 60)),
+            load=LoadOptions(
+                deadline_s=180.0, clients=12, wave_s=4.0, calm_s=2.0, output_tokens=(30, 60)
+            ),
             seed=0,
             settle_s=2.0,
             say=print,
