@@ -39,10 +39,16 @@ def shorten_runners(model: torch.nn.Module) -> int:
 
 def _adds_nothing(runner: MoERunner) -> bool:
     """Whether all that stands around the runner's experts is the router before them, and the sum
-    over the ranks of a tensor-parallel group after them."""
+    over the ranks of a tensor-parallel group after them.
+
+    A runner's method and configuration are replaced for LoRA and elastic expert parallelism alone,
+    which are refused: the answer stays what it is.
+    """
     method, config = runner._quant_method, runner.moe_config
     return (
-        isinstance(method, DpsMoEMethod)
+        type(runner) is MoERunner
+        and isinstance(method, DpsMoEMethod)
+        and method.is_monolithic
         and method.splits
         and runner.shared_experts is None
         and not runner._fse_fuse_gate

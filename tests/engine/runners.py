@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.fused_moe.router.zero_expert_router import ZeroExpertRouter
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 from dps_ray.checks.engine import engine
@@ -29,6 +30,10 @@ TO_DO: dict[str, Any] = {
 }
 CONFIGURED = {"hidden_dim_unpadded": 8, "skip_final_all_reduce": True}
 PARALLEL = {"dp_size": 2, "ep_size": 2, "pcp_size": 2, "sp_size": 2}
+
+
+class OtherRunner(MoERunner):
+    """As the Transformers backend has one, whose ``forward`` takes other arguments."""
 
 
 @contextmanager
@@ -66,6 +71,13 @@ def main() -> None:
         duties += [
             (config, "moe_parallel_config", replace(config.moe_parallel_config, **{name: value}))
             for name, value in PARALLEL.items()
+        ]
+        kernel, zero = runner._quant_method.moe_kernel, ZeroExpertRouter.__new__(ZeroExpertRouter)
+        duties += [
+            (runner, "router", zero),
+            (runner, "__class__", OtherRunner),
+            (kernel, "output_is_reduced", lambda: True),
+            (type(runner._quant_method), "splits", False),
         ]
         missed = [repr(duty[1:]) for duty in duties if is_missed(runner, *duty)]
         direct_ones = sum("forward" in vars(runner) for runner in runners)
