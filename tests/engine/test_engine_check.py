@@ -14,7 +14,7 @@ from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import TINY, make_tiny
 from dps_ray.report import Report
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 WITHOUT_ZEROING = """
 import dataclasses

@@ -16,7 +16,7 @@ from dps_ray.checks.process import run_engines
 from dps_ray.models.cache import cache_root
 from dps_ray.models.tiny import make_tiny
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1300)]
 
 AS_ON_CUDA = """
 import torch
