@@ -10,7 +10,8 @@ def choose(given: object, choices: Iterable[object]) -> str:
     return f"{nearest(given, names)}choose one of {', '.join(names)}"
 
 
-def nearest(given: object, choices: Iterable[object]) -> str:
+def nearest(given: object, choices: Iterable[object], likeness: float = 0.6) -> str:
     """``did you mean 'x'? `` or nothing, for the beginning of a remedy."""
-    found = get_close_matches(str(given), [str(choice) for choice in choices], n=1)
+    names = [str(choice) for choice in choices]
+    found = get_close_matches(str(given), names, n=1, cutoff=likeness)
     return f"did you mean {found[0]!r}? " if found else ""

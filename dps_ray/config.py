@@ -9,7 +9,6 @@ from dps_ray.choices import nearest
 from dps_ray.faults import faults_of
 from dps_ray.modes import Pin
 
-_READ_BY_VLLM = ("gdn_prefill_backend", "kda_prefill_backend")
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -171,9 +170,6 @@ def parse_options(additional_config: Any) -> DpsOptions:
             f"additional_config is {additional_config!r}: give a mapping, such as {{'dps': {{}}}}"
         )
     raw = additional_config.get("dps", {}) if additional_config else {}
-    faults = _unknown_keys(additional_config or {})
-    if faults:
-        raise DpsConfigError(*faults)
     if isinstance(raw, DpsOptions):
         return raw
     if not isinstance(raw, dict):
@@ -186,18 +182,22 @@ def parse_options(additional_config: Any) -> DpsOptions:
         raise DpsConfigError(*faults_of(error, "additional_config.dps")) from None
 
 
-def _unknown_keys(additional_config: Mapping[Any, Any]) -> list[str]:
-    """Keys that nobody reads. Without ``dps`` the engine may be another plugin's, and only what is
-    likely to be meant for this one is refused."""
+def refuse_stray_keys(additional_config: Any) -> None:
+    """Refuse keys beside ``dps`` that are likely to be meant for it; other plugins have theirs.
+
+    Raises
+    ------
+    DpsConfigError
+        One line for each key. Only of an engine with quantization ``dps`` can it be known.
+    """
     faults = []
-    for key in additional_config:
-        if key == "dps" or key in _READ_BY_VLLM:
-            continue
+    for key in additional_config if isinstance(additional_config, Mapping) else ():
         if str(key) in DpsOptions.model_fields:
             faults.append(f"additional_config.{key} is not read: move it to additional_config.dps")
-        elif "dps" in additional_config or nearest(str(key).lower(), ["dps"]):
+        elif key != "dps" and (meant := nearest(str(key).lower(), ["dps"])):
             faults.append(
-                f"additional_config.{key} is not an option: {nearest(str(key).lower(), ['dps'])}"
-                "remove it or correct its spelling"
+                f"additional_config.{key} is not an option: {meant}remove it or correct its "
+                "spelling"
             )
-    return faults
+    if faults:
+        raise DpsConfigError(*faults)

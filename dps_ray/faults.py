@@ -45,7 +45,9 @@ def _fault(item: ErrorDetails, where: str) -> tuple[str, str]:
         name = context["discriminator"].strip(_QUOTE)
         return f"{field}.{name} is {tag!r}", choose(tag, tags)
     if kind in ("literal_error", "enum") and isinstance(given, str):
-        message = choose(given, re.findall(_QUOTED, context["expected"]))
+        choices = re.findall(_QUOTED, context["expected"])
+        # Those that are numbers stand there without quotes.
+        message = choose(given, choices) if choices else message
     if kind == "value_error" and (not item["loc"] or isinstance(given, Mapping | list)):
         # A relation of several fields, which the message names with their values.
         return field, message

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from ray.serve import Application
 
 from dps_deployments.fleet_args import (
+    ENGINE_KWARGS,
     FleetArgs,
     ingress_kwargs,
     ingress_options,
@@ -100,7 +101,7 @@ def to_llm_config(fleet: FleetArgs) -> Any:
     """
     from ray.serve.llm import LLMConfig, ModelLoadingConfig
 
-    from dps_deployments.engine_kwargs import WHERE, engine_faults
+    from dps_deployments.engine_kwargs import engine_faults
     from dps_deployments.server import FLEET_CONFIG_KEY, DpsLLMServer, ServerFleetOptions
     from dps_ray.engine.argument_values import known_arguments
 
@@ -133,16 +134,17 @@ def to_llm_config(fleet: FleetArgs) -> Any:
             FLEET_CONFIG_KEY: options.model_dump(mode="json"),
         },
     }
-    faults = engine_faults(engine_kwargs, given.get("accelerator_config"))
-    faults += runtime_env_faults(given.get("runtime_env"), "args.llm_config.runtime_env")
+    faults = runtime_env_faults(given.get("runtime_env"), "args.llm_config.runtime_env")
     try:
         ModelLoadingConfig.model_validate(values["model_loading_config"])
     except ValidationError as error:
         faults += faults_of(error, "args.llm_config.model_loading_config")
         # LLMConfig would only repeat that it is invalid.
         values["model_loading_config"] = {"model_id": "unknown"}
+    kind = None
     try:
         llm_config = LLMConfig(**values)
+        kind = llm_config.accelerator_config.kind
         # Ray splits the engine's options and checks their relations to its own only here.
         llm_config.get_engine_config().get_initialization_kwargs()
     except ValidationError as error:
@@ -150,7 +152,8 @@ def to_llm_config(fleet: FleetArgs) -> Any:
     except ImportError as error:
         faults.append(f"args.llm_config.server_cls is {given.get('server_cls')!r}: {error}")
     except ValueError as error:
-        faults.append(f"{WHERE}: {error}")
+        faults.append(f"{ENGINE_KWARGS}: {error}")
+    faults += engine_faults(engine_kwargs, kind)
     if faults:
         raise DpsConfigError(*faults)
     return llm_config

@@ -23,7 +23,7 @@ class UnreadableFileError(DpsConfigError):
     """A file that holds no values."""
 
     def __init__(self, path: Path, line: int, why: str) -> None:
-        super().__init__(f"{path} {why}")
+        super().__init__(f"config is {str(path)!r}, which {why}")
         self.problem = Problem(line, f"the file {why}")
 
 
@@ -33,6 +33,8 @@ class ConfigFile:
 
     document: Any
     root: yaml.Node | None
+    duplicates: tuple[Problem, ...]
+    """Keys that stand twice in one mapping: YAML keeps the last of them in silence."""
 
     def line_of(self, path: str) -> int:
         """Line of the key that a dotted path leads to, or of the last part of it that exists.
@@ -51,10 +53,6 @@ class ConfigFile:
                 line = node.start_mark.line + 1
         return line
 
-    def duplicates(self) -> list[Problem]:
-        """Keys that stand twice in one mapping: YAML keeps the last of them in silence."""
-        return list(_duplicates(self.root))
-
 
 def read_config_file(path: Path) -> ConfigFile:
     """Read a YAML file.
@@ -67,7 +65,8 @@ def read_config_file(path: Path) -> ConfigFile:
     try:
         text = path.read_text()
         _refuse_circles(text)
-        return ConfigFile(yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        return ConfigFile(yaml.safe_load(text), root, tuple(_duplicates(root, set())))
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise UnreadableFileError(path, 1, f"cannot be read: {why}") from None
@@ -98,10 +97,14 @@ def _refuse_circles(text: str) -> None:
             )
 
 
-def _duplicates(node: yaml.Node | None) -> Iterator[Problem]:
+def _duplicates(node: yaml.Node | None, seen: set[int]) -> Iterator[Problem]:
+    """Of a node that an alias names, only once."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for entry in node.value:
-            yield from _duplicates(entry)
+            yield from _duplicates(entry, seen)
     if isinstance(node, yaml.MappingNode):
         first: dict[str, int] = {}
         for key, value in node.value:
@@ -113,4 +116,4 @@ def _duplicates(node: yaml.Node | None) -> Iterator[Problem]:
                     "remove one of the two",
                 )
             first.setdefault(key.value, line)
-            yield from _duplicates(value)
+            yield from _duplicates(value, seen)

@@ -3,16 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dps_deployments.fleet_args import ENGINE_KWARGS
 from dps_ray.config import DpsConfigError, parse_options
 from dps_ray.engine.argument_values import argument_faults
 from dps_ray.engine.refusals import graph_faults, refused_arguments
 
-WHERE = "args.llm_config.engine_kwargs"
-_GRAPHS = ("enforce_eager", "compilation_config", "optimization_level")
-"""Arguments that decide whether CUDA graphs are captured, which is the default."""
 
-
-def engine_faults(engine_kwargs: Mapping[str, Any], accelerator: Any) -> list[str]:
+def engine_faults(engine_kwargs: Mapping[str, Any], accelerator: str | None) -> list[str]:
     """What would stop every replica at its start: names, values, features that DPS refuses.
 
     Parameters
@@ -20,13 +17,11 @@ def engine_faults(engine_kwargs: Mapping[str, Any], accelerator: Any) -> list[st
     engine_kwargs
         As given.
     accelerator
-        ``accelerator_config`` of the model, as given.
+        Kind of the model's accelerator, as Ray found it; None where it could not.
     """
-    faults = argument_faults(engine_kwargs, WHERE)
+    faults = argument_faults(engine_kwargs, ENGINE_KWARGS)
     if engine_kwargs.get("quantization") == "dps":
-        kind = accelerator.get("kind") if isinstance(accelerator, Mapping) else None
-        # Ray takes a model that names no accelerator for one on GPUs.
-        faults += _dps_faults(engine_kwargs, cuda=kind in (None, "gpu"))
+        faults += _dps_faults(engine_kwargs, cuda=accelerator == "gpu")
     return faults
 
 
@@ -35,14 +30,24 @@ def _dps_faults(arguments: Mapping[str, Any], *, cuda: bool) -> list[str]:
     inner = compilation if isinstance(compilation, Mapping) else {}
     asked = {**arguments, "cudagraph_mm_encoder": inner.get("cudagraph_mm_encoder")}
     faults = [
-        f"{WHERE}.{name} is {asked[name]!r}, which does not go with quantization 'dps': {remedy}"
+        f"{ENGINE_KWARGS}.{name} is {asked[name]!r}, which does not go with quantization 'dps': "
+        f"{remedy}"
         for name, remedy in refused_arguments(asked, cuda=cuda).items()
     ]
-    if cuda and not any(arguments.get(name) for name in _GRAPHS):
+    if cuda and _captures_by_default(arguments):
         try:
             options = parse_options(arguments.get("additional_config"))
         except DpsConfigError:
             return faults
         found = graph_faults(options, "CUDA graphs are captured by default")
-        faults += [f"{WHERE}.{fault}" for fault in found]
+        faults += [f"{ENGINE_KWARGS}.{fault}" for fault in found]
     return faults
+
+
+def _captures_by_default(arguments: Mapping[str, Any]) -> bool:
+    """Whether no argument decides about CUDA graphs; the optimization level 0 does."""
+    return (
+        not arguments.get("enforce_eager")
+        and not arguments.get("compilation_config")
+        and arguments.get("optimization_level") is None
+    )

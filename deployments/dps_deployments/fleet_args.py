@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dps_deployments.limits import RequestLimits
 from dps_deployments.options import deployment_faults
-from dps_ray.config import DpsConfigError, parse_options
+from dps_ray.config import DpsConfigError, parse_options, refuse_stray_keys
 from dps_ray.faults import faults_of
 from dps_ray.fleet.reporting import ReportOptions
 
@@ -33,6 +33,8 @@ DEPLOYMENT_OPTIONS = {
     "logging_config",
     "request_router_config",
 }
+ENGINE_KWARGS = "args.llm_config.engine_kwargs"
+"""Dotted path of the engine's arguments, for messages."""
 
 
 class FleetArgs(BaseModel):
@@ -170,7 +172,7 @@ def _context_faults(engine_kwargs: Any, limits: dict[str, Any]) -> list[str]:
     if (isinstance(length, int) and length > 0) or limits.get("max_prompt_tokens") is not None:
         return []
     return [
-        f"args.llm_config.engine_kwargs.max_model_len is {length!r}: nothing but the body's size "
+        f"{ENGINE_KWARGS}.max_model_len is {length!r}: nothing but the body's size "
         "would bound a prompt before it is tokenised; give a number of tokens here, or "
         "args.limits.max_prompt_tokens"
     ]
@@ -185,16 +187,18 @@ def _env_vars(options: dict[str, Any]) -> dict[str, str]:
 
 
 def _engine_faults(engine_kwargs: Any) -> list[str]:
-    where = "args.llm_config.engine_kwargs"
+    where = ENGINE_KWARGS
     if not isinstance(engine_kwargs, dict):
         return [f"{where} is {engine_kwargs!r}: give a mapping, or leave it out"]
     additional = engine_kwargs.get("additional_config") or {}
-    faults: list[str] = []
-    try:
-        parse_options(additional)
-    except DpsConfigError as error:
-        faults += [f"{where}.{fault}" for fault in error.faults]
     quantization = engine_kwargs.get("quantization")
+    faults: list[str] = []
+    # Of an engine without DPS, the other keys are other plugins'.
+    for check in (refuse_stray_keys, parse_options) if quantization == "dps" else (parse_options,):
+        try:
+            check(additional)
+        except DpsConfigError as error:
+            faults += [f"{where}.{fault}" for fault in error.faults]
     policy = engine_kwargs.get("scheduling_policy", "fcfs")
     if policy not in ("fcfs", "priority"):
         faults.append(

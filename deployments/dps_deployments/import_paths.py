@@ -1,23 +1,34 @@
-"""``import_path`` of an application: is there something in the code that Serve can deploy?"""
+"""``import_path`` of an application: is there something in this package that Serve can deploy?"""
 
-import contextlib
 import importlib
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from importlib.util import find_spec
 from inspect import signature
 from types import FunctionType
 from typing import Any
 
-from ray.serve import Application
-
+from dps_deployments.late_refusals import TYPO
 from dps_ray.choices import nearest
 
-_ELSEWHERE = ("working_dir", "py_modules")
-"""What brings the code of an application to a cluster: it need not be on this machine."""
+PACKAGE = "dps_deployments"
+_ELSEWHERE = (
+    "working_dir",
+    "py_modules",
+    "pip",
+    "uv",
+    "conda",
+    "py_executable",
+    "image_uri",
+    "container",
+)
+"""What brings code to a cluster, perhaps another release of this package too."""
 
 
 def import_faults(app: Mapping[str, Any], where: str) -> list[str]:
-    """Import what an application names, from the working folder too, as ``serve run`` does.
+    """Look for the builder that an application names in this package.
+
+    Other code is not imported: the cluster may have it and this machine not, and it would run
+    here.
 
     Parameters
     ----------
@@ -31,39 +42,28 @@ def import_faults(app: Mapping[str, Any], where: str) -> list[str]:
     if not isinstance(path, str) or brought:
         return []
     module, _, name = path.rpartition(":" if ":" in path else ".")
-    if not (module and name):
+    package = module.partition(".")[0]
+    if not (package and name):
         return []
     field = f"{where}.import_path is {path!r}"
+    if package != PACKAGE:
+        meant = nearest(package, [PACKAGE], TYPO)
+        unknown = meant and find_spec(package) is None
+        return [f"{field}: there is no {package}; {meant}correct it"] if unknown else []
     try:
-        with _from_working_folder():
-            found: Any = importlib.import_module(module)
-    # A module of any owner runs here, and Serve would meet the same error.
-    except Exception as error:
-        remedy = "give module:builder of an installed module, or of one in the working folder"
-        return [f"{field}: {module} cannot be imported ({type(error).__name__}: {error}); {remedy}"]
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        return [f"{field}: {error}; give module:builder, such as {PACKAGE}.app:build_fleet"]
     for part in name.split("."):
         if not hasattr(found, part):
             return [
                 f"{field}: {module} has no {name}; {nearest(name, dir(found))}give the name of "
-                "a builder or of an application"
+                "a builder"
             ]
         found = getattr(found, part)
-    if isinstance(found, Application):
-        taken = app.get("args")
-        return [f"{where}.args is {taken!r}: {path} is built already, remove them"] if taken else []
     if not isinstance(found, FunctionType) or len(signature(found).parameters) != 1:
         return [
-            f"{field}, which is a value of type {type(found).__name__}: give an application, or a "
-            "function that takes args as its only parameter and returns one"
+            f"{field}, which is a value of type {type(found).__name__}: give a function that takes "
+            "args as its only parameter and returns an application"
         ]
     return []
-
-
-@contextlib.contextmanager
-def _from_working_folder() -> Iterator[None]:
-    before = list(sys.path)
-    sys.path.insert(0, ".")
-    try:
-        yield
-    finally:
-        sys.path[:] = before

@@ -1,6 +1,7 @@
 """What Serve takes in silence from a config file and fails with when it deploys."""
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 from ray.runtime_env import RuntimeEnv
@@ -8,14 +9,22 @@ from ray.runtime_env import RuntimeEnv
 from dps_ray.choices import nearest
 
 MAX_PORT = 65535
+TYPO = 0.85
+"""Likeness from which an unknown name is taken for another: Ray's plugins have names of their
+own."""
+_FILES = ("pip", "uv", "conda")
+"""Texts under these names are files, of the cluster."""
 
 
 def port_faults(options: Any, where: str) -> list[str]:
-    """Of ``http_options`` or ``grpc_options``: any whole number passes, until a proxy listens."""
+    """Of ``http_options`` or ``grpc_options``: any whole number passes, until a proxy listens.
+
+    0 turns gRPC off.
+    """
     port = options.get("port") if isinstance(options, Mapping) else None
-    if not isinstance(port, int) or 1 <= port <= MAX_PORT:
+    if not isinstance(port, int) or 0 <= port <= MAX_PORT:
         return []
-    return [f"{where}.port is {port}: give a number from 1 to {MAX_PORT}"]
+    return [f"{where}.port is {port}: give a number from 0 to {MAX_PORT}"]
 
 
 def route_faults(app: Mapping[str, Any], where: str) -> list[str]:
@@ -32,17 +41,22 @@ def route_faults(app: Mapping[str, Any], where: str) -> list[str]:
 
 
 def runtime_env_faults(env: Any, where: str) -> list[str]:
-    """Of a ``runtime_env``: unknown names, which Ray ignores, and values that it refuses."""
+    """Of a ``runtime_env``: misspelt names, which Ray ignores, and values that it refuses."""
     if not isinstance(env, Mapping):
         return []
-    known = [name for name in RuntimeEnv.known_fields if not name.startswith("_")]
+    known = {*RuntimeEnv.known_fields, *signature(RuntimeEnv).parameters} - {"kwargs"}
     faults = [
-        f"{where}.{name} is not an option: {nearest(name, known)}remove it or correct its spelling"
+        f"{where}.{name} is not an option: {meant}remove it or correct its spelling"
         for name in env
-        if name not in known
+        if name not in known and (meant := nearest(name, known, TYPO))
     ]
+    checked = {
+        name: value
+        for name, value in env.items()
+        if name in known and not (name in _FILES and isinstance(value, str))
+    }
     try:
-        RuntimeEnv(**{name: value for name, value in env.items() if name in known})
+        RuntimeEnv(**checked)
     except (TypeError, ValueError) as error:
         faults.append(f"{where}: {' '.join(str(error).split())}")
     return faults

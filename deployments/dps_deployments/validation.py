@@ -56,7 +56,7 @@ def validate_file(path: Path, *, with_model: bool = False) -> list[Problem]:
         return [error.problem]
     if not isinstance(file.document, Mapping):
         return [Problem(1, "the file is no mapping: it needs 'applications'")]
-    problems = file.duplicates()
+    problems = list(file.duplicates)
     for fault in _faults(file.document, with_model):
         problems.append(_located(file, fault))
     return sorted(set(problems), key=lambda problem: (problem.line, problem.text))

@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from dps_ray.config import DpsConfigError, DpsOptions, parse_options
+from dps_ray.config import DpsConfigError, DpsOptions, parse_options, refuse_stray_keys
 from dps_ray.engine.page_owner import remove_orphans_at_exit
 from dps_ray.engine.preflight import preflight
 from dps_ray.engine.refusals import refuse_arguments, refuse_on_cuda, refuse_unsupported
@@ -54,6 +54,7 @@ def hook_engine_args() -> None:
     def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
         if self.quantization != "dps":
             return create(self, *args, **kwargs)
+        refuse_stray_keys(self.additional_config)
         options = parse_options(self.additional_config)
         refuse_arguments(vars(self))
         _check_model(self, options)

@@ -20,6 +20,10 @@ VALUES = [
         {"quantization": "dsp", "additional_config": {}},
         "quantization is 'dsp': did you mean 'dps'? choose one of",
     ),
+    ({"quantization": "DPS", "additional_config": {}}, "quantization is 'DPS': choose one of"),
+    ({"enforce_eager": None}, "enforce_eager is None: Input should be a valid boolean"),
+    ({"optimization_level": "O0"}, "optimization_level is 'O0': Input should be 0, 1, 2 or 3"),
+    ({"max_lora_rank": "x"}, "max_lora_rank is 'x': Input should be 1, 8, 16"),
     ({"attention_backend": "FLASH"}, "attention_backend is 'FLASH': did you mean"),
     ({"max_num_sequences": 4}, "max_num_sequences is not an option of vLLM: did you mean 'max_num"),
     ({"compilation_config": {"mod": 1}}, "compilation_config.mod is not an option"),
@@ -27,7 +31,7 @@ VALUES = [
     ({"chat_template": 3}, "chat_template is 3: Input should be a valid string"),
     (
         {"max_num_batched_tokens": 8, "max_num_seqs": 16},
-        "max_num_batched_tokens (8) must be greater than or equal to max_num_seqs (16)",
+        "max_num_batched_tokens is 8: max_num_batched_tokens (8) must be greater than or equal to",
     ),
 ]
 FEATURES = [
@@ -95,6 +99,51 @@ def test_what_only_gpus_refuse_is_refused_for_them_alone(
     assert message in problem
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"enforce_eager": True},
+        {"optimization_level": 0},
+        {"compilation_config": {"cudagraph_mode": "NONE"}},
+    ],
+)
+def test_options_that_graphs_cannot_obey_pass_where_none_are_captured(
+    document: Any, changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm_config = document["applications"][1]["args"]["llm_config"]
+    llm_config["accelerator_config"] = {"kind": "gpu"}
+    llm_config["engine_kwargs"].pop("enforce_eager", None)
+    llm_config["engine_kwargs"]["additional_config"] = {
+        "dps": {"kernel": "exact", "return_by": "layer"}
+    }
+    assert len(problems(document, tmp_path, capsys)) == 2
+    llm_config["engine_kwargs"] |= changes
+    assert not problems(document, tmp_path, capsys)
+
+
+def test_fleet_whose_bundles_hold_no_gpu_is_one_on_cpus(
+    document: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm_config = document["applications"][1]["args"]["llm_config"]
+    del llm_config["accelerator_config"], llm_config["placement_group_config"]
+    llm_config["engine_kwargs"]["enable_expert_parallel"] = True
+    (problem,) = problems(document, tmp_path, capsys)
+    assert "enable_expert_parallel is True" in problem
+    llm_config["placement_group_config"] = {"bundles": [{"CPU": 1}]}
+    assert not problems(document, tmp_path, capsys)
+
+
+def test_keys_of_other_plugins_are_left_to_them(
+    document: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = document["applications"][1]["args"]["llm_config"]["engine_kwargs"]
+    engine["additional_config"] = {"dps": {}, "other_plugin": {}}
+    assert not problems(document, tmp_path, capsys)
+    del engine["quantization"]
+    engine["additional_config"] = {"kernel": "x", "driver": 1, "ops": {}}
+    assert not problems(document, tmp_path, capsys)
+
+
 def test_faults_of_all_kinds_are_told_together(
     document: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,8 +161,9 @@ def test_faults_of_all_kinds_are_told_together(
     ("path", "message"),
     [
         ("dps_deployments.app:build_flet", "has no build_flet; did you mean 'build_fleet'? give"),
-        ("dps_deploymens.app:build_fleet", "cannot be imported (ModuleNotFoundError"),
-        ("dps_deployments.app:QUEUE_FACTOR", "which is a value of type int: give an app"),
+        ("dps_deploymens.app:build_fleet", "no dps_deploymens; did you mean 'dps_deployments'?"),
+        ("dps_deployments.apps:build_fleet", "No module named 'dps_deployments.apps'; give mod"),
+        ("dps_deployments.app:QUEUE_FACTOR", "which is a value of type int: give a function"),
         ("dps_deployments.app", "'dps_deployments.app', which is a value of type module"),
     ],
 )
@@ -136,13 +186,15 @@ def test_builder_after_a_dot_is_the_same_builder(
     assert "controller_app is 'other'" in problem
 
 
-def test_code_that_a_runtime_environment_brings_is_not_looked_for(
+def test_code_that_only_the_cluster_may_have_is_not_looked_for(
     document: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = {"name": "own", "route_prefix": "/own", "import_path": "own_code:app"}
     document["applications"].append(other)
+    assert not problems(document, tmp_path, capsys)
+    other["import_path"] = "dps_deployments.of_another_release:app"
     (problem,) = problems(document, tmp_path, capsys)
-    assert "own_code cannot be imported" in problem
+    assert "No module named" in problem
     other["runtime_env"] = {"working_dir": "https://example.com/own.zip"}
     assert not problems(document, tmp_path, capsys)
 
@@ -153,8 +205,8 @@ LLM = "applications.1.args.llm_config"
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("http_options.port", 80000, "http_options.port is 80000: give a number from 1 to 65535"),
-        ("grpc_options", {"port": 0}, "grpc_options.port is 0: give a number from 1 to 65535"),
+        ("http_options.port", 80000, "http_options.port is 80000: give a number from 0 to 65535"),
+        ("grpc_options", {"port": -1}, "grpc_options.port is -1: give a number from 0 to 65535"),
         ("applications.1.route_prefix", "llm/", "route_prefix is 'llm/': begin it with '/'"),
         ("applications.0.route_prefix", "/", "applications: Found duplicate applications for"),
         ("applications.1.runtime_env", {"env_var": {}}, "env_var is not an option: did you mean"),
@@ -178,13 +230,36 @@ def test_what_serve_would_refuse_only_when_it_deploys_is_named(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    put(document, path, value)
+    (problem,) = problems(document, tmp_path, capsys)
+    assert message in problem
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("grpc_options", {"port": 0}),
+        ("applications.1.runtime_env", {"nsight": "default"}),
+        ("applications.1.runtime_env", {"_nsight": "default", "plugin_of_ours": {"a": 1}}),
+        (f"{LLM}.runtime_env", {"pip": "/home/ray/requirements.txt"}),
+        (f"{LLM}.runtime_env", {"uv": "/home/ray/requirements.txt"}),
+        (f"{LLM}.runtime_env", {"conda": "environment.yml"}),
+        (f"{LLM}.deployment_config.ray_actor_options", {"runtime_env": {"conda": "/opt/env"}}),
+    ],
+)
+def test_what_the_cluster_takes_passes(
+    document: Any, path: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(document, path, value)
+    assert not problems(document, tmp_path, capsys)
+
+
+def put(document: Any, path: str, value: Any) -> None:
     *parents, last = path.split(".")
     place = document
     for part in parents:
         place = place[int(part)] if isinstance(place, list) else place[part]
     place[last] = value
-    (problem,) = problems(document, tmp_path, capsys)
-    assert message in problem
 
 
 @pytest.mark.parametrize("replicas", [-1, 0, "many", 1.5, True])

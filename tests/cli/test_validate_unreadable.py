@@ -6,12 +6,15 @@ import pytest
 
 from dps_ray.cli.main import main
 
+ALIASES = "a0: &a0 [1]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(60))
 UNREADABLE = [
     ("a: [\n", "broken.yaml:2: the file is not YAML, line 2: while parsing"),
     ("applications: &all\n- name: x\n  args: *all\n", ":3: the file is not YAML, line 3: *all st"),
     ("a: &a\n  b: &b [1,\n   *a]\n", "*a stands inside of what &a names: remove one of the two"),
     ("[" * 2000 + "]" * 2000, "broken.yaml:1: the file is nested too deeply to be read: flatten"),
     ("", "broken.yaml:1: the file is no mapping: it needs 'applications'"),
+    # Read node by node, this would be 2 ** 60 of them.
+    (ALIASES, "broken.yaml:1: a0 is not an option: remove it"),
     ("applications: []\n", "broken.yaml:1: applications is []: name at least one"),
 ]
 

@@ -59,5 +59,7 @@ def test_wrong_configuration_is_refused_in_one_line(
 
 
 def test_missing_configuration_is_named() -> None:
-    with pytest.raises(DpsConfigError, match=r"nowhere\.yaml cannot be read: "):
+    with pytest.raises(
+        DpsConfigError, match=r"config is '.*nowhere\.yaml', which cannot be read: "
+    ):
         read_config(Path("nowhere.yaml"))

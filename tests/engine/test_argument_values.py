@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from dps_ray.engine.argument_values import argument_faults
@@ -36,6 +37,19 @@ def test_every_default_of_vllm_passes() -> None:
         {"logits_processors": ["package.module:Processor"]},
         {"gpu_memory_utilization": 1},
         {"tool_call_parser": "hermes"},
+        {"attention_backend": "auto"},
+        {"mamba_backend": "triton"},
+        {"quantization": "FP8"},
+        {"optimization_level": 0},
+        {"dtype": torch.bfloat16},
+        {"reasoning_parser": None},
+        {"enable_lora": None},
+        {"mm_processor_cache_gb": None},
+        {"enable_auto_tool_choice": None},
+        {"max_model_len": "4096"},
+        {"gpu_memory_utilization": "0.9"},
+        {"enforce_eager": "true"},
+        {"max_model_len": -1, "max_num_seqs": 8, "max_num_batched_tokens": 512},
     ],
 )
 def test_value_that_vllm_takes_passes(argument: dict[str, Any]) -> None:
