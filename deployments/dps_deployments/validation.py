@@ -176,19 +176,17 @@ def _field(fault: str) -> str:
 def _llm_faults(fleet: FleetArgs) -> list[str]:
     """Build the real ``LLMConfig``, and again without the names it does not know: they hide the
     faults of later stages."""
+    from ray.serve.llm import LLMConfig
+
+    given = fleet.llm_config
+    known = {name: value for name, value in given.items() if name in LLMConfig.model_fields}
     faults: list[str] = []
-    while True:
+    for llm_config in [given] if known == given else [given, known]:
         try:
-            to_llm_config(fleet)
-            return faults
+            to_llm_config(fleet.model_copy(update={"llm_config": llm_config}))
         except DpsConfigError as error:
-            faults += error.faults
-        paths = [_field(fault).split(".") for fault in faults if " is not an option:" in fault]
-        unknown = {path[2] for path in paths if len(path) == 3}
-        known = {name: fleet.llm_config[name] for name in fleet.llm_config if name not in unknown}
-        if known == fleet.llm_config:
-            return faults
-        fleet = fleet.model_copy(update={"llm_config": known})
+            faults += [fault for fault in error.faults if fault not in faults]
+    return faults
 
 
 def _controller(app: Mapping[str, Any]) -> tuple[Known, list[str]]:

@@ -39,33 +39,42 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; a configuration error is one line on standard error and exit status 2."""
     words = sys.argv[1:] if argv is None else argv
     chosen = words[0] if words else None
-    try:
-        with _vllm_log_off(chosen):
-            parser = build_parser(chosen)
-        args = parser.parse_args(words)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
-    try:
-        return int(args.run(args))
-    except DpsConfigError as error:
-        print(f"{args.prog}: {error}", file=sys.stderr)
-        return 2
+    with contextlib.ExitStack() as log_off:
+        log_off.enter_context(_vllm_log_off())
+        try:
+            args, left = build_parser(chosen).parse_known_args(words)
+            if left:
+                raise UsageError(
+                    f"{args.prog}: unrecognized arguments: {' '.join(left)}; see {args.prog} --help"
+                )
+        except UsageError as error:
+            print(error, file=sys.stderr)
+            return 2
+        if chosen in WITH_FLEETS:
+            log_off.close()
+        try:
+            return int(args.run(args))
+        except DpsConfigError as error:
+            print(f"{args.prog}: {error}", file=sys.stderr)
+            return 2
 
 
 @contextlib.contextmanager
-def _vllm_log_off(command: str | None) -> Iterator[None]:
+def _vllm_log_off() -> Iterator[None]:
     """vLLM logs to standard output from its import on, which is the report's alone.
 
     Fleets take the environment over and keep all of their log, so where some may start it is as it
     was once the command's modules, and vLLM with them, are loaded.
     """
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    given = os.environ.get(LEVEL)
-    os.environ.setdefault(LEVEL, "ERROR")
-    yield
-    if given is None and command in WITH_FLEETS:
-        del os.environ[LEVEL]
+    if LEVEL in os.environ:
+        yield
+        return
+    os.environ[LEVEL] = "ERROR"
+    try:
+        yield
+    finally:
+        os.environ.pop(LEVEL, None)
 
 
 if __name__ == "__main__":

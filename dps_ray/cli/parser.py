@@ -55,5 +55,5 @@ def add_commands(parser: argparse.ArgumentParser, dest: str) -> Any:
         parser.print_help(sys.stderr)
         return 2
 
-    parser.set_defaults(run=show_help)
+    parser.set_defaults(run=show_help, prog=parser.prog)
     return parser.add_subparsers(dest=dest, title=f"{dest}s", metavar=dest)

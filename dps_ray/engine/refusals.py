@@ -170,7 +170,8 @@ def refuse_on_cuda(config: VllmConfig, options: DpsOptions) -> None:
         As ``refuse_arguments`` does.
     """
     resolved = {
-        "enable_dbo": config.parallel_config.use_ubatching,
+        "enable_dbo": config.parallel_config.enable_dbo,
+        "ubatch_size": config.parallel_config.ubatch_size,
         "cudagraph_mm_encoder": config.compilation_config.cudagraph_mm_encoder,
         "enable_expert_parallel": config.parallel_config.enable_expert_parallel,
     }

@@ -40,7 +40,9 @@ REFUSED = [
     ("check engine --cycles 0", "--cycles is 0: give a whole number of at least 1"),
     ("bench fleet --policy mode_awar", "--policy is 'mode_awar': did you mean 'mode_aware'?"),
     ("models prepare smol", "model is 'smol': did you mean 'smollm2'? choose one of smollm2, tiny"),
-    ("validate --jsn x.yaml", "unrecognized arguments: --jsn; see dps-ray --help"),
+    ("validate --jsn x.yaml", "unrecognized arguments: --jsn; see dps-ray validate --help"),
+    ("bench --jsn", "dps-ray bench: unrecognized arguments: --jsn; see dps-ray bench --help"),
+    ("--jsn", "dps-ray: unrecognized arguments: --jsn; see dps-ray --help"),
 ]
 
 

@@ -168,17 +168,18 @@ def test_gpu_engine_gets_the_gpu_worker(
 
 @pytest.mark.usefixtures("on_cuda")
 @pytest.mark.parametrize(
-    ("owner", "field"),
+    ("owner", "field", "value"),
     [
-        ("parallel_config", "enable_dbo"),
-        ("parallel_config", "enable_expert_parallel"),
-        ("compilation_config", "cudagraph_mm_encoder"),
+        ("parallel_config", "enable_dbo", True),
+        ("parallel_config", "ubatch_size", 2),
+        ("parallel_config", "enable_expert_parallel", True),
+        ("compilation_config", "cudagraph_mm_encoder", True),
     ],
 )
 def test_what_would_leave_the_mode_of_a_step_on_a_gpu_is_refused(
-    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, owner: str, field: str
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, owner: str, field: str, value: Any
 ) -> None:
-    monkeypatch.setattr(getattr(config, owner), field, True)
+    monkeypatch.setattr(getattr(config, owner), field, value)
     with pytest.raises(DpsConfigError, match=f"^not with quantization 'dps': {field}: "):
         configure(config, DpsOptions())
 
