@@ -45,6 +45,19 @@ class ElasticWorker(_Worker):
             raise no_eligible_layer(self.model_config.model, rank.options.formats)
         logger.info("dps rank %d: load report\n%s", rank.index, rank.report.table())
 
+    def reload_weights(self, *_args: Any, **_kwargs: Any) -> None:
+        """Refuse, before vLLM has taken the layers apart.
+
+        Raises
+        ------
+        DpsConfigError
+            Always: the residual's bytes have a fixed place, and backups, once the KV cache stands.
+        """
+        raise DpsConfigError(
+            "reload_weights: weights are split when they are loaded, into bytes with a fixed "
+            "place; start a replica of the new checkpoint instead. This engine goes on as it was"
+        )
+
     def determine_available_memory(self) -> int:
         rank = ranks.current()
         base_bytes = super().determine_available_memory()

@@ -52,6 +52,11 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         _several,
         "KV blocks would lie on some ranks only; leave it out",
     ),
+    # On CPUs plain vLLM accepts it too, and its experts then read past the rank's own.
+    "enable_expert_parallel": (
+        bool,
+        "the kernels take every expert of a layer; use tensor_parallel_size",
+    ),
     "enable_eplb": (bool, "it moves experts whose bytes have a fixed place; leave it out"),
     "num_gpu_blocks_override": (
         _given,
@@ -67,6 +72,11 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "adapters read 16-bit weights that are split here; merge the adapter into the checkpoint "
         "and serve that",
     ),
+    "weight_transfer_config": (
+        _given,
+        "weights are split when they are loaded, into bytes with a fixed place; start replicas of "
+        "the new checkpoint",
+    ),
     "enable_sleep_mode": (
         bool,
         "it would free memory that is mapped twice; stop the replica instead",
@@ -81,10 +91,6 @@ _ON_CUDA: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cudagraph_mm_encoder": (
         bool,
         "graphs of the vision encoder are not kept apart by mode; leave it out",
-    ),
-    "enable_expert_parallel": (
-        bool,
-        "the kernels take every expert of a layer; use tensor_parallel_size",
     ),
 }
 
@@ -130,11 +136,13 @@ def refuse_unsupported(config: VllmConfig) -> None:
         "nnodes": parallel.nnodes,
         "api_server_count": parallel._api_process_count,
         "decode_context_parallel_size": parallel.decode_context_parallel_size,
+        "enable_expert_parallel": parallel.enable_expert_parallel,
         "enable_eplb": parallel.enable_eplb,
         "num_gpu_blocks_override": config.cache_config.num_gpu_blocks_override,
         "speculative_config": config.speculative_config,
         "kv_transfer_config": config.kv_transfer_config,
         "enable_lora": config.lora_config is not None,
+        "weight_transfer_config": config.weight_transfer_config,
         "enable_sleep_mode": model.enable_sleep_mode,
         "cpu_offload_gb": offload.uva.cpu_offload_gb,
         "offload_group_size": offload.prefetch.offload_group_size,
@@ -173,7 +181,6 @@ def refuse_on_cuda(config: VllmConfig, options: DpsOptions) -> None:
         "enable_dbo": config.parallel_config.enable_dbo,
         "ubatch_size": config.parallel_config.ubatch_size,
         "cudagraph_mm_encoder": config.compilation_config.cudagraph_mm_encoder,
-        "enable_expert_parallel": config.parallel_config.enable_expert_parallel,
     }
     _refuse(refused_arguments(resolved, cuda=True))
     if captures_graphs(config):

@@ -38,6 +38,8 @@ FEATURES = [
     ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, which does not go with quant"),
     ({"speculative_config": {"model": "x"}}, "speculative_config is {'model': 'x'}, which does"),
     ({"enable_lora": True}, "enable_lora is True, which does not go with quantization 'dps': ada"),
+    ({"enable_expert_parallel": True}, "enable_expert_parallel is True, which does not go with"),
+    ({"weight_transfer_config": {"backend": "nccl"}}, "start replicas of the new checkpoint"),
     ({"data_parallel_size": 2}, "one replica is one engine on one host; start more replicas"),
     ({"kv_offloading_size": 1.5}, "kv_offloading_size is 1.5, which does not go with"),
     ({"worker_cls": "other.Worker"}, "worker_cls is 'other.Worker', which does not go with"),
@@ -47,7 +49,7 @@ FEATURES = [
     ({"additional_config": {"lend": False}}, "lend is not read: move it to additional_config.dps"),
 ]
 ON_GPUS = [
-    ({"enable_expert_parallel": True}, "enable_expert_parallel is True, which does not go with"),
+    ({"enable_dbo": True}, "enable_dbo is True, which does not go with"),
     ({"compilation_config": {"cudagraph_mm_encoder": True}}, "cudagraph_mm_encoder is True"),
     (
         {"enforce_eager": False, "additional_config": {"dps": {"kernel": "exact"}}},
@@ -126,9 +128,9 @@ def test_fleet_whose_bundles_hold_no_gpu_is_one_on_cpus(
 ) -> None:
     llm_config = document["applications"][1]["args"]["llm_config"]
     del llm_config["accelerator_config"], llm_config["placement_group_config"]
-    llm_config["engine_kwargs"]["enable_expert_parallel"] = True
+    llm_config["engine_kwargs"]["enable_dbo"] = True
     (problem,) = problems(document, tmp_path, capsys)
-    assert "enable_expert_parallel is True" in problem
+    assert "enable_dbo is True" in problem
     llm_config["placement_group_config"] = {"bundles": [{"CPU": 1}]}
     assert not problems(document, tmp_path, capsys)
 

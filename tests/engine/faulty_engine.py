@@ -15,6 +15,7 @@ import torch
 from dps_ray.checks.engine import Engine, engine
 from dps_ray.checks.scenarios import prompts
 from dps_ray.checks.specs import EngineSpec
+from dps_ray.config import DpsConfigError
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.metrics import StatusCollector
 from dps_ray.memory.driver import VmmError
@@ -128,6 +129,14 @@ def live_through(running: Engine, breaker: Breaker, fault: str, times: int) -> d
     return found
 
 
+def refused_reload(running: Engine) -> str:
+    try:
+        running.llm.collective_rpc("reload_weights")
+    except DpsConfigError as refusal:
+        return str(refusal)
+    return ""
+
+
 def main(model: str, binding: str) -> None:
     breaker = Breaker()
     options = {"binding": binding, "min_fast_dwell_s": 0.0, "trend_horizon_s": 0.0,
@@ -141,6 +150,7 @@ def main(model: str, binding: str) -> None:
         result["fast"] = ask(running)
         pin(running, "auto")
         assert running.return_to_full()
+        result["reload"] = {"said": refused_reload(running), "tokens": ask(running)}
         faults = ["copy damaged", "copy refused"] + ["map refused"] * (binding == "any")
         for fault in faults:
             result[f"{fault}, for good"] = live_through(running, breaker, fault, 1 << 30)

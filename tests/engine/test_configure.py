@@ -111,7 +111,9 @@ def test_what_cannot_work_is_refused_in_one_line(
         ({"parallel_config.nnodes": 2}, ["nnodes"]),
         ({"parallel_config._api_process_count": 2}, ["api_server_count"]),
         ({"parallel_config.decode_context_parallel_size": 2}, ["decode_context_parallel_size"]),
+        ({"parallel_config.enable_expert_parallel": True}, ["enable_expert_parallel"]),
         ({"parallel_config.enable_eplb": True}, ["enable_eplb"]),
+        ({"weight_transfer_config": object()}, ["weight_transfer_config"]),
         ({"speculative_config": object()}, ["speculative_config"]),
         ({"kv_transfer_config": object()}, ["kv_transfer_config"]),
         ({"offload_config.uva.cpu_offload_gb": 4.0}, ["cpu_offload_gb"]),
@@ -172,7 +174,6 @@ def test_gpu_engine_gets_the_gpu_worker(
     [
         ("parallel_config", "enable_dbo", True),
         ("parallel_config", "ubatch_size", 2),
-        ("parallel_config", "enable_expert_parallel", True),
         ("compilation_config", "cudagraph_mm_encoder", True),
     ],
 )
