@@ -12,6 +12,7 @@ from dps_ray.engine.configure import engine_options
 from dps_ray.engine.kv_views import bytes_per_block
 from dps_ray.engine.preflight import no_eligible_layer
 from dps_ray.engine.ranks_agree import least_of_ranks
+from dps_ray.engine.refusals import SPLIT_AT_LOAD
 from dps_ray.engine.seams import swapped
 from dps_ray.memory.geometry import plan_geometry
 from dps_ray.modes import Pin
@@ -54,8 +55,8 @@ class ElasticWorker(_Worker):
             Always: the residual's bytes have a fixed place, and backups, once the KV cache stands.
         """
         raise DpsConfigError(
-            "reload_weights: weights are split when they are loaded, into bytes with a fixed "
-            "place; start a replica of the new checkpoint instead. This engine goes on as it was"
+            f"reload_weights: {SPLIT_AT_LOAD}; start a replica of the new checkpoint instead. "
+            "This engine goes on as it was"
         )
 
     def determine_available_memory(self) -> int:

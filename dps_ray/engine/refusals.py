@@ -8,6 +8,8 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from dps_ray.config import DpsConfigError, DpsOptions
 from dps_ray.engine.status_page import MAX_RANKS
 
+SPLIT_AT_LOAD = "weights are split when they are loaded, into bytes with a fixed place"
+"""Why a running engine cannot take new weights."""
 _REPLICAS = "one replica is one engine on one host; start more replicas"
 _OFFLOADED = (
     "it would move weights away whose bytes have a fixed place; leave it out: fast mode frees half "
@@ -74,8 +76,7 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "weight_transfer_config": (
         _given,
-        "weights are split when they are loaded, into bytes with a fixed place; start replicas of "
-        "the new checkpoint",
+        f"{SPLIT_AT_LOAD}; start replicas of the new checkpoint",
     ),
     "enable_sleep_mode": (
         bool,

@@ -150,7 +150,8 @@ def main(model: str, binding: str) -> None:
         result["fast"] = ask(running)
         pin(running, "auto")
         assert running.return_to_full()
-        result["reload"] = {"said": refused_reload(running), "tokens": ask(running)}
+        result["reload_refused"] = refused_reload(running)
+        result["after_reload"] = ask(running)
         faults = ["copy damaged", "copy refused"] + ["map refused"] * (binding == "any")
         for fault in faults:
             result[f"{fault}, for good"] = live_through(running, breaker, fault, 1 << 30)
