@@ -13,7 +13,7 @@ from setuptools.command.build_ext import build_ext
 ROOTS = ("kernels", "deployments", "autoscaling")
 CSRC = Path("kernels/csrc")
 # The only files that see torch's headers.
-BINDINGS = ("binding.cpp", "binding_packed.cpp", "binding_route.cpp", "module.cpp")
+BINDINGS = ("binding.cpp", "binding_packed.cpp", "binding_route.cpp", "layer.cpp", "module.cpp")
 
 FLAGS = ["-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
 # Each instruction set has a file of its own, the only one compiled with its flags: the CPU is

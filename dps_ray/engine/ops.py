@@ -1,6 +1,7 @@
 """The operations torch.compile sees in place of split layers.
 
-They are opaque on purpose: whether a residual may be read is asked when they run, by its address,
+For linear layers in the fused kernels that is the kernels' own, ``dps_kernels::elastic_linear``.
+All are opaque on purpose: whether a residual may be read is asked when they run, by its address,
 so that one compiled graph serves both precisions of every layer and a switch never recompiles. What
 they read is either a tensor or constant for a mode, so that a CUDA graph captured in a mode replays
 in that mode.
@@ -23,30 +24,8 @@ def planes_now(
     layout: Layout = ROW_MAJOR,
 ) -> Planes:
     """The bytes the running step may read: in a fast layer the lower ones may hold KV blocks."""
-    readable = ranks.current().may_read(lower.data_ptr())
+    readable = ranks.current().access.may_read(lower.data_ptr())
     return Planes(upper, lower if readable else None, fmt, row_shift, layout)
-
-
-class FusedLinear:
-    """A split layer in the fused kernels: both modes prepared once.
-
-    Parameters
-    ----------
-    planes
-        Of full mode.
-    dtype
-        Of the activations.
-    """
-
-    def __init__(self, planes: Planes, dtype: torch.dtype) -> None:
-        assert planes.lower is not None
-        self._address = planes.lower.data_ptr()
-        self._full = dps_kernels.prepare_linear(planes, dtype)
-        self._fast = dps_kernels.prepare_linear(planes._replace(lower=None), dtype)
-
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        linear = self._full if ranks.current().may_read(self._address) else self._fast
-        return linear(x, bias)
 
 
 class FusedExperts:
@@ -71,7 +50,7 @@ class FusedExperts:
     def __call__(
         self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
-        may_read = ranks.current().may_read
+        may_read = ranks.current().access.may_read
         full = all(may_read(address) for address in self._addresses)
         return (self._full if full else self._fast)(x, topk_weights, topk_ids)
 
@@ -111,18 +90,6 @@ def _dps_linear_fake(
     return x.new_empty(*x.shape[:-1], upper.shape[0])
 
 
-def _dps_fused_linear(
-    x: torch.Tensor, lower: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    return ranks.current().linears[lower.data_ptr()](x, bias)
-
-
-def _dps_fused_linear_fake(
-    x: torch.Tensor, lower: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], lower.shape[0])
-
-
 def _dps_experts(x: torch.Tensor, router_logits: torch.Tensor, name: str) -> torch.Tensor:
     return ranks.current().experts[name](x, router_logits)
 
@@ -132,10 +99,7 @@ def _dps_experts_fake(x: torch.Tensor, router_logits: torch.Tensor, name: str) -
 
 
 def register_ops() -> None:
-    """Define ``torch.ops.vllm.dps_linear`` and its siblings once a process."""
+    """Define ``torch.ops.vllm.dps_linear`` and its sibling once a process."""
     if not hasattr(torch.ops.vllm, "dps_linear"):
         direct_register_custom_op("dps_linear", _dps_linear, fake_impl=_dps_linear_fake)
-        direct_register_custom_op(
-            "dps_fused_linear", _dps_fused_linear, fake_impl=_dps_fused_linear_fake
-        )
         direct_register_custom_op("dps_experts", _dps_experts, fake_impl=_dps_experts_fake)

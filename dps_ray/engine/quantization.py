@@ -21,7 +21,7 @@ from vllm.platforms import current_platform
 
 from dps_ray.engine import rank as ranks
 from dps_ray.engine.kept_whole import reason_to_keep
-from dps_ray.engine.ops import FusedLinear, register_ops
+from dps_ray.engine.ops import register_ops
 from dps_ray.engine.split_weight import encode_weight, place, place_fused, report_whole
 from dps_ray.engine.stock_gemm import is_plain_torch
 
@@ -85,8 +85,9 @@ class DpsLinearMethod(UnquantizedLinearMethod):
         layer.dps_layout = [int(field) for field in split_weight.layout]
         layer.dps_fused = None
         if ranks.current().fused:
-            layer.dps_fused = FusedLinear(split_weight.planes_full(), split_weight.dtype)
-            ranks.current().linears[split_weight.lower.data_ptr()] = layer.dps_fused
+            layer.dps_fused = dps_kernels.prepare_elastic_linear(
+                split_weight.planes_full(), split_weight.dtype, ranks.current().access
+            )
         misfits = split_weight.misfits
         for name in ("index", "value"):
             tensor = None if misfits is None else getattr(misfits, name)
@@ -97,7 +98,7 @@ class DpsLinearMethod(UnquantizedLinearMethod):
             return super().apply(layer, x, bias)
         if layer.dps_fused is not None:
             if torch.compiler.is_compiling():
-                return torch.ops.vllm.dps_fused_linear(x, layer.dps_lower, bias)
+                return torch.ops.dps_kernels.elastic_linear(x, layer.dps_lower, bias)
             return layer.dps_fused(x, bias)
         return torch.ops.vllm.dps_linear(
             x,

@@ -31,8 +31,6 @@ from dps_ray.precision.report import LoadReport
 
 logger = logging.getLogger("vllm.dps")
 
-Linear = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Multiplies activations by the weight of a layer and adds a bias."""
 Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Routes tokens and runs their experts: hidden states and router logits to hidden states."""
 
@@ -56,12 +54,11 @@ class Rank:
             RESIDUAL_RESERVATION_BYTES,
             backup_budget_bytes=options.backup_budget_bytes,
         )
-        self.mode = Mode.FAST
-        """Fast until the region stands: the residual has no memory behind it before that."""
+        self.access = dps_kernels.new_access(device.type)
+        """Which residual weights the running step may read."""
+        self.mode = Mode.FAST  # until the region stands: the residual has no memory before
         self._capture_mode: Mode | None = None
         self._full_layers: tuple[int, ...] = ()
-        self._full_addresses: frozenset[int] = frozenset()
-        """Where the residual weights of those layers begin."""
         self.memory: MemoryManager | None = None
         self._page = StatusPage.join(options.key)
         self._section: RankSection = self._page.rank(index)
@@ -71,9 +68,6 @@ class Rank:
         self.fused = _resolve_kernel(options.kernel, device)
         self.captures_graphs = False
         """Whether forward passes are captured: then every layer must run in the kernels."""
-        self.linears: dict[int, Linear] = {}
-        """Fused linear layers by the address of their residual, for
-        ``torch.ops.vllm.dps_fused_linear``: a name would make each layer's graph its own."""
         self.experts: dict[str, Experts] = {}
         """Split experts by the name of their layer; ``torch.ops.vllm.dps_experts`` calls them."""
 
@@ -138,9 +132,15 @@ class Rank:
         self.mode = command.mode
         self._run_full(command.full_layers)
 
-    def may_read(self, address: int) -> bool:
-        """Whether the running step may read the residual weight that begins at ``address``."""
-        return self.mode is Mode.FULL or address in self._full_addresses
+    @property
+    def mode(self) -> Mode:
+        """Of the running step."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        self._mode = mode
+        self.access.all = mode is Mode.FULL
 
     @property
     def full_share(self) -> float:
@@ -241,11 +241,11 @@ class Rank:
         """Let these layers, and no others, read their residual in a fast step."""
         if layers != self._full_layers:
             self._full_layers = layers
-            self._full_addresses = frozenset(
+            self.access.addresses = {
                 self.arena.address + offset
                 for layer in layers
                 for offset in self._layers[layer].offsets
-            )
+            }
 
     def _residual_intact(self) -> bool:
         assert self.memory is not None

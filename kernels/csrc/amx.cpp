@@ -55,7 +55,7 @@ class Unit {
   }
 
   // One step's activations, for the products up to the next.
-  void take_tokens(const uint16_t* x) { _tile_loadd(4, x, 64); }
+  void take_tokens(const uint16_t* x, int64_t row_bytes) { _tile_loadd(4, x, row_bytes); }
 
   // Adds the products of one step of panel 0 or 1.
   template <int Panel>
@@ -171,7 +171,7 @@ class Unit {
 
 namespace dps {
 const PackedKernels& amx_kernels() {
-  static const PackedKernels set{packed_gemm, packed_gate, combine};
+  static const PackedKernels set{Unit::kTurnTokens, packed_gemm, packed_gate, combine};
   return set;
 }
 }  // namespace dps

@@ -73,7 +73,7 @@ class Unit {
 
 namespace dps {
 const PackedKernels& avx512_bf16_kernels() {
-  static const PackedKernels set{packed_gemm, packed_gate, combine};
+  static const PackedKernels set{1, packed_gemm, packed_gate, combine};
   return set;
 }
 }  // namespace dps

@@ -39,6 +39,9 @@ int64_t even_share(int64_t panels, int64_t runs) {
   return 2 * ((pairs + runs - 1) / runs);
 }
 
+// Activations up to this many stay in the L1 cache, where rows far apart are as near as packed ones.
+constexpr int64_t kPlainElements = 1 << 14;
+
 // Tokens of one pass over the experts, and the most float32 values of their rows at once.
 constexpr int64_t kPassTokens = 2048, kRowFloats = 4 << 20;
 
@@ -73,8 +76,9 @@ Tensor linear_packed(const Tensor& x, const Tensor& upper, const std::optional<T
   if (tokens == 0) return y;
   const Tensor input = x.contiguous();
   const Tensor offset = bias ? bias->to(at::kFloat).contiguous() : Tensor();
+  const bool plain = tokens <= packed().plain_tokens && tokens * columns <= kPlainElements;
   Tensor tiles = input;
-  if (tokens > 1) {
+  if (tokens > 1 && !plain) {
     tiles = at::empty_like(input);
     const int64_t count = (tokens + kTileTokens - 1) / kTileTokens;
     at::parallel_for(0, count, 4, [&](int64_t first, int64_t last) {
@@ -84,6 +88,7 @@ Tensor linear_packed(const Tensor& x, const Tensor& upper, const std::optional<T
   }
   const PackedGemm gemm{weight.matrix(),
                         halves(tiles),
+                        plain,
                         tokens,
                         bias ? offset.const_data_ptr<float>() : nullptr,
                         halves_out(y),
@@ -188,6 +193,7 @@ void gate_rows(const Tensor& x, const NestedWeight& w13, const Routing& routing,
       pack_tile(halves(x), routing.source.data() + row + begin, token, tokens, hidden, tiles);
     const PackedGemm gemm{w13.matrix(task.expert),
                           tiles,
+                          false,
                           tokens,
                           nullptr,
                           gated + (row + begin) * inner,
@@ -222,6 +228,7 @@ void pass(const Tensor& x, const NestedWeight& w13, const NestedWeight& w2, cons
       const int64_t row = routing.offsets[task.expert];
       const PackedGemm gemm{w2.matrix(task.expert, begin * kPanelRows),
                             halves(gated) + row * inner,
+                            false,
                             routing.offsets[task.expert + 1] - row,
                             nullptr,
                             rows.mutable_data_ptr<float>() + row * columns,

@@ -81,10 +81,11 @@ constexpr int64_t tile_index(int64_t token, int64_t column_block, int64_t tokens
   return first * columns + (column_block * height + token - first) * kStep;
 }
 
-// As Gemm, on packed weights and packed activations.
+// As Gemm, on packed weights and activations that are packed, or few and in plain rows.
 struct PackedGemm {
   Weight w;
   const uint16_t* x;
+  bool plain;
   int64_t tokens;
   const float* bias;
   void* y;
@@ -99,6 +100,8 @@ constexpr int64_t packed_scratch(int64_t tokens) {
 
 // What an instruction set adds that multiplies bfloat16.
 struct PackedKernels {
+  // `gemm` takes so many tokens in plain rows.
+  int64_t plain_tokens;
   // Computes panels [first, last); `scratch` has packed_scratch() floats. The caller goes on with
   // panel `after`, whose first bytes are fetched meanwhile; it may lie in another expert's weight.
   void (*gemm)(const PackedGemm&, int64_t first, int64_t last, int64_t after, float* scratch);

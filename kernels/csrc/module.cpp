@@ -1,37 +1,17 @@
 // The Python module `dps_kernels._C`. Plain Python callables, not operators of torch: the
 // dispatcher reads and checks every argument of a call, by code that is cold once a layer's weights
 // have passed through the caches. So a product keeps its weights, and a call takes activations
-// alone. None of them can be traced: what torch.compile sees are the engine's opaque operators
-// around them.
+// alone. None of them can be traced: what torch.compile sees is the operator of layer.cpp, and the
+// engine's own for experts.
 #include <torch/csrc/utils/pybind.h>
 
-#include "binding.h"
+#include "layer.h"
 
 namespace {
 
 namespace py = pybind11;
 using at::Tensor;
-
-struct Planes {
-  Tensor upper;
-  std::optional<Tensor> lower;
-  bool e5m2;
-  std::optional<Tensor> row_shift;
-};
-
-class Linear {
- public:
-  Linear(bool packed, Planes w)
-      : run_(packed ? dps::linear_packed : dps::linear), w_(std::move(w)) {}
-
-  Tensor operator()(const Tensor& x, const std::optional<Tensor>& bias) const {
-    return run_(x, w_.upper, w_.lower, w_.e5m2, w_.row_shift, bias);
-  }
-
- private:
-  decltype(&dps::linear) run_;
-  Planes w_;
-};
+using dps::Planes;
 
 class Experts {
  public:
@@ -55,9 +35,17 @@ PYBIND11_MODULE(_C, m) {
   using Released = py::call_guard<py::gil_scoped_release>;
   py::class_<Planes>(m, "Planes", py::module_local())
       .def(py::init<Tensor, std::optional<Tensor>, bool, std::optional<Tensor>>());
-  py::class_<Linear>(m, "Linear", py::module_local())
+  py::class_<dps::Linear>(m, "Linear", py::module_local())
       .def(py::init<bool, Planes>())
-      .def("__call__", &Linear::operator(), Released());
+      .def("__call__", &dps::Linear::operator(), Released());
+  py::class_<dps::Access, std::shared_ptr<dps::Access>>(m, "Access", py::module_local())
+      .def(py::init())
+      .def_readwrite("all", &dps::Access::all)
+      .def_readwrite("addresses", &dps::Access::addresses)
+      .def("may_read", &dps::Access::may_read);
+  py::class_<dps::ElasticLinear>(m, "ElasticLinear", py::module_local())
+      .def(py::init<const dps::Linear&, std::shared_ptr<dps::Access>>())
+      .def("__call__", &dps::ElasticLinear::operator(), Released());
   py::class_<Experts>(m, "Experts", py::module_local())
       .def(py::init<bool, Planes, Planes>())
       .def("__call__", &Experts::operator(), Released());

@@ -40,6 +40,8 @@ void take_turns(U& unit, const PackedGemm& g, const Turns& turns, const uint16_t
   const Decoder<C> decoder;
   constexpr int64_t step_bytes = kStep * kPanelRows;
   const int64_t panel = kPanelRows * g.w.columns, steps = g.w.columns / kStep;
+  const int64_t next_tokens = g.plain ? kStep : kStep * tokens;
+  const int64_t row_bytes = sizeof(uint16_t) * (g.plain ? g.w.columns : kStep);
   const uint8_t* const upper = g.w.upper + turns.first * panel;
   const uint8_t* const lower = is_full(C) ? g.w.lower + turns.first * panel : nullptr;
   const auto place = [&](int64_t step, int of) {
@@ -64,7 +66,7 @@ void take_turns(U& unit, const PackedGemm& g, const Turns& turns, const uint16_t
     for (int of = 0; of < Panels; ++of) decode(step, of);
   for (int64_t step = 0; step < steps; ++step) {
     const bool more = step + lead < steps;
-    unit.take_tokens(x + step * kStep * tokens);
+    unit.take_tokens(x + step * next_tokens, row_bytes);
     unit.template add<0>(place(step, 0));
     if (more) decode(step + lead, 0);
     if constexpr (Panels == 2) {

@@ -10,6 +10,8 @@ from types import ModuleType
 from torch import Tensor
 
 _CALLABLES = (
+    "Access",
+    "ElasticLinear",
     "Experts",
     "Linear",
     "Planes",

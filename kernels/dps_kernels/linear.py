@@ -65,19 +65,25 @@ def prepare_linear(planes: Planes, dtype: torch.dtype) -> Callable[[Tensor, Tens
     Callable
         Takes ``x`` and ``bias``.
     """
-    product = _compiled(planes, dtype)
+    product = compiled_product(planes, dtype)
     if product is None:
         return partial(_general, planes)
+    return explained(product, planes, dtype)
+
+
+def explained(
+    product: Callable[[Tensor, Tensor | None], Tensor], planes: Planes, dtype: torch.dtype
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """Let a compiled product of a weight say what is wrong with its arguments."""
 
     def compiled(x: Tensor, bias: Tensor | None) -> Tensor:
         try:
-            y: Tensor = product(x, bias)
+            return product(x, bias)
         except (RuntimeError, TypeError):
             _check(x, planes, bias)
             if x.dtype != dtype:
                 raise TypeError(f"x is {x.dtype}: the weight was prepared for {dtype}") from None
             raise
-        return y
 
     return compiled
 
@@ -91,7 +97,8 @@ def _general(planes: Planes, x: Tensor, bias: Tensor | None) -> Tensor:
     return fallback.linear(x, fallback.decode(planes), bias)
 
 
-def _compiled(planes: Planes, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+def compiled_product(planes: Planes, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+    """Prepare a weight in the compiled library; ``None`` where that does not multiply by it."""
     weights = native_planes(planes)
     if weights is None or not multiplies(planes.layout, dtype):
         return None

@@ -1,6 +1,5 @@
 """Split layers under the default kernel: experts, and linear ones eager and traced."""
 
-import importlib
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import dps_kernels
 import pytest
 import torch
-from dps_kernels import Planes
+from dps_kernels import Planes, elastic
 from torch.nn import Parameter
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -129,17 +128,16 @@ def test_fused_layer_equals_float64_in_both_modes(
             assert_close(method.apply(layer, x), x, values, torch.zeros_like(bias))
 
 
-def test_compiled_layer_prepares_its_product_once_a_mode(
+def test_compiled_layer_prepares_its_product_once(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = importlib.import_module("dps_kernels.linear")
-    prepare, prepared = kernels._compiled, []
+    prepare, prepared = elastic.compiled_product, []
 
     def counted(planes: Planes, dtype: torch.dtype) -> Any:
         prepared.append(planes)
         return prepare(planes, dtype)
 
-    monkeypatch.setattr(kernels, "_compiled", counted)
+    monkeypatch.setattr(elastic, "compiled_product", counted)
     method = DpsLinearMethod("model.layers.0.self_attn.qkv_proj")
     layer: Any = split_layer(rank, method, normal(ROWS, COLUMNS, dtype=torch.bfloat16, seed=0))
     compiled = torch.compile(lambda x: method.apply(layer, x), backend="eager", fullgraph=True)
@@ -147,7 +145,7 @@ def test_compiled_layer_prepares_its_product_once_a_mode(
     for mode in (Mode.FULL, Mode.FAST, Mode.FULL):
         rank.mode = mode
         assert torch.equal(compiled(x), method.apply(layer, x))
-    assert len(prepared) == (2 if rank.fused else 0)
+    assert len(prepared) == (1 if rank.fused else 0)
 
 
 def test_experts_read_lower_bytes_only_where_both_weights_may_be_read(rank: Rank) -> None:
@@ -172,9 +170,9 @@ def test_experts_read_lower_bytes_only_where_both_weights_may_be_read(rank: Rank
     rank.mode = Mode.FAST
     addresses = [weight.lower.data_ptr() for weight in split]
     for readable in ([], addresses[:1], addresses[1:]):
-        rank._full_addresses = frozenset(readable)
+        rank.access.addresses = set(readable)
         assert torch.equal(experts(x, weights, ids), in_fast)
-    rank._full_addresses = frozenset(addresses)
+    rank.access.addresses = set(addresses)
     assert torch.equal(experts(x, weights, ids), in_full)
 
 

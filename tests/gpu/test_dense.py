@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from dps_kernels import K16, Planes, linear, to_layout
+from dps_kernels import (
+    K16,
+    Planes,
+    linear,
+    new_access,
+    prepare_elastic_linear,
+    to_layout,
+)
 from dps_kernels.hopper import activations, arch, dense, tiles
 from dps_kernels.planes import from_layout
 
@@ -54,6 +61,19 @@ def test_fast_mode_multiplies_by_the_nested_fp8_weight(fmt, dtype, shape):
         error = (linear(x, planes, bias).double() - exact).norm() / exact.norm()
         quantised = tiles.kind_of(False, tokens, here) == "fp8"
         assert error < (0.04 if quantised else 2 * EPSILON[dtype])
+
+
+def test_compiled_operator_runs_the_mode_that_the_access_allows():
+    planes = on_device(nested(SHAPES[0], "e4m3", torch.bfloat16), True)
+    access = new_access("cuda")
+    layer = prepare_elastic_linear(planes, torch.bfloat16, access)
+    operator = torch.compile(torch.ops.dps_kernels.elastic_linear, fullgraph=True)
+    x = normal(7, SHAPES[0][1], dtype=torch.bfloat16).cuda()
+    for access.all in (True, False, True):
+        allowed = planes if access.all else planes._replace(lower=None)
+        y = operator(x, planes.lower, None)
+        assert torch.equal(y, layer(x, None))
+        assert torch.equal(y, linear(x, allowed))
 
 
 def test_fp8_sums_keep_their_precision_over_a_long_k():
