@@ -229,7 +229,9 @@ class Rank:
         }
 
     def close(self) -> None:
-        """Stop restoring and give the memory back."""
+        """Stop restoring and give the memory back: no layer may read its residual any more."""
+        self.mode = Mode.FAST
+        self._run_full(())
         if self.memory is not None:
             self.memory.close()
             self.memory = None

@@ -4,14 +4,43 @@
 
 #include <torch/library.h>
 
+#include <mutex>
+#include <shared_mutex>
 #include <unordered_map>
 
 namespace dps {
 namespace {
 
-// Layers come and go under Python's lock, and never while a step runs.
-std::unordered_map<uintptr_t, const ElasticLinear*>& layers() {
-  static std::unordered_map<uintptr_t, const ElasticLinear*> all;
+// By the address of the residual. A layer that is found stays until its call has ended: another
+// thread may let it go meanwhile.
+class Layers {
+ public:
+  void add(uintptr_t address, const std::shared_ptr<ElasticLinear>& layer) {
+    const std::unique_lock lock(mutex_);
+    by_address_[address] = layer;
+  }
+
+  std::shared_ptr<ElasticLinear> find(uintptr_t address) {
+    const std::shared_lock lock(mutex_);
+    const auto found = by_address_.find(address);
+    return found == by_address_.end() ? nullptr : found->second.lock();
+  }
+
+  // Unless another layer has taken the place: memory is used again.
+  void drop(uintptr_t address) {
+    const std::unique_lock lock(mutex_);
+    const auto found = by_address_.find(address);
+    if (found != by_address_.end() && found->second.expired()) by_address_.erase(found);
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::unordered_map<uintptr_t, std::weak_ptr<ElasticLinear>> by_address_;
+};
+
+// Never destroyed: layers may go after the library's statics.
+Layers& layers() {
+  static Layers& all = *new Layers;
   return all;
 }
 
@@ -20,10 +49,10 @@ uintptr_t address_of(const Tensor& residual) {
 }
 
 Tensor elastic_linear(const Tensor& x, const Tensor& residual, const std::optional<Tensor>& bias) {
-  const auto found = layers().find(address_of(residual));
-  TORCH_CHECK(found != layers().end(), "residual: no elastic layer begins at this address; it must "
+  const auto layer = layers().find(address_of(residual));
+  TORCH_CHECK(layer, "residual: no elastic layer begins at this address; it must "
               "be the lower plane that the layer was prepared with");
-  return (*found->second)(x, bias);
+  return (*layer)(x, bias);
 }
 
 Linear without_residual(const Linear& full) {
@@ -38,14 +67,15 @@ ElasticLinear::ElasticLinear(const Linear& full, std::shared_ptr<Access> access)
     : full_(full),
       fast_(without_residual(full)),
       access_(std::move(access)),
-      address_(address_of(full.weight().lower.value())) {
-  layers()[address_] = this;
-}
+      address_(address_of(full.weight().lower.value())) {}
 
-ElasticLinear::~ElasticLinear() {
-  // Memory is used again: another layer may have taken the place.
-  const auto found = layers().find(address_);
-  if (found != layers().end() && found->second == this) layers().erase(found);
+ElasticLinear::~ElasticLinear() { layers().drop(address_); }
+
+std::shared_ptr<ElasticLinear> ElasticLinear::make(const Linear& full,
+                                                   std::shared_ptr<Access> access) {
+  const std::shared_ptr<ElasticLinear> layer(new ElasticLinear(full, std::move(access)));
+  layers().add(layer->address_, layer);
+  return layer;
 }
 
 }  // namespace dps

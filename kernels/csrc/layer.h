@@ -49,7 +49,7 @@ struct Access {
 // address of its residual.
 class ElasticLinear {
  public:
-  ElasticLinear(const Linear& full, std::shared_ptr<Access> access);
+  static std::shared_ptr<ElasticLinear> make(const Linear& full, std::shared_ptr<Access> access);
   ~ElasticLinear();
   ElasticLinear(const ElasticLinear&) = delete;
   ElasticLinear& operator=(const ElasticLinear&) = delete;
@@ -59,6 +59,8 @@ class ElasticLinear {
   }
 
  private:
+  ElasticLinear(const Linear& full, std::shared_ptr<Access> access);
+
   Linear full_, fast_;
   std::shared_ptr<Access> access_;
   uintptr_t address_;

@@ -43,8 +43,8 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("all", &dps::Access::all)
       .def_readwrite("addresses", &dps::Access::addresses)
       .def("may_read", &dps::Access::may_read);
-  py::class_<dps::ElasticLinear>(m, "ElasticLinear", py::module_local())
-      .def(py::init<const dps::Linear&, std::shared_ptr<dps::Access>>())
+  py::class_<dps::ElasticLinear, std::shared_ptr<dps::ElasticLinear>>(m, "ElasticLinear", py::module_local())
+      .def(py::init(&dps::ElasticLinear::make))
       .def("__call__", &dps::ElasticLinear::operator(), Released());
   py::class_<Experts>(m, "Experts", py::module_local())
       .def(py::init<bool, Planes, Planes>())

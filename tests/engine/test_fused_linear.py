@@ -148,6 +148,16 @@ def test_compiled_layer_prepares_its_product_once(
     assert len(prepared) == (1 if rank.fused else 0)
 
 
+def test_layer_reads_no_residual_once_its_rank_has_ended(rank: Rank) -> None:
+    method = DpsLinearMethod("model.layers.0.self_attn.qkv_proj")
+    layer: Any = split_layer(rank, method, normal(ROWS, COLUMNS, dtype=torch.bfloat16, seed=0))
+    address = layer.dps_lower.data_ptr()
+    rank.mode = Mode.FULL
+    assert rank.access.may_read(address)
+    ranks.end()
+    assert not rank.access.may_read(address)
+
+
 def test_experts_read_lower_bytes_only_where_both_weights_may_be_read(rank: Rank) -> None:
     dtype = torch.bfloat16
     split = []

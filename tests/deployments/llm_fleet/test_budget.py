@@ -133,11 +133,14 @@ def ask_all(
     latest_end_s = time.monotonic() + LONGEST_BURST_S
     with ThreadPoolExecutor(requests) as pool:
         asked = [pool.submit(ask_on, seed) for seed in range(requests)]
-        while not all(each.done() for each in asked):
-            shown.append(live_states(cluster))
-            if enough(shown[-1]) or time.monotonic() > latest_end_s:
-                ends.set()
-            time.sleep(0.05)
+        try:
+            while not all(each.done() for each in asked):
+                shown.append(live_states(cluster))
+                if enough(shown[-1]) or time.monotonic() > latest_end_s:
+                    ends.set()
+                time.sleep(0.05)
+        finally:
+            ends.set()
     return sum(each.result() for each in asked), shown
 
 
