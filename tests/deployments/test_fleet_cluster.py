@@ -287,10 +287,10 @@ def test_restores_never_overlap_under_one_lease_and_wait_for_a_controller_that_d
         engine.restored for engine in engines.values() if engine.restored
     )
     assert second_began_s >= first_ended_s
-    # The dead controller may have granted both. The new one grants nothing before every lease of
-    # that one has run out.
+    # The dead controller may have granted both, and an engine sees a grant a moment after. The new
+    # one grants nothing before every lease of that one has run out.
     asked_s = max(engine.asked_s for engine in engines.values())
-    assert asked_s < killed_s or asked_s > before_s + LEASE_TTL_S
+    assert asked_s < killed_s + LEASE_TTL_S / 4 or asked_s > before_s + LEASE_TTL_S
     until(fleet.is_back, timeout_s=120.0)
     fleet.cluster.configure({})
 
