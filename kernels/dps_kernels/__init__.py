@@ -5,7 +5,7 @@ is missing, the same functions run in plain torch.
 """
 
 from dps_kernels.checksum import copy_rows, row_sums
-from dps_kernels.elastic import Access, new_access, prepare_elastic_linear
+from dps_kernels.elastic import new_access, prepare_elastic_linear
 from dps_kernels.library import available, isa
 from dps_kernels.linear import linear, linear_16bit, prepare_linear
 from dps_kernels.moe import moe, prepare_moe, route
@@ -26,7 +26,6 @@ __all__ = [
     "K16",
     "PACKED",
     "ROW_MAJOR",
-    "Access",
     "Layout",
     "Planes",
     "available",

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from dps_kernels import (
-    K16,
-    Planes,
-    linear,
-    new_access,
-    prepare_elastic_linear,
-    to_layout,
-)
+from dps_kernels import K16, Planes, linear, new_access, prepare_elastic_linear, to_layout
 from dps_kernels.hopper import activations, arch, dense, tiles
 from dps_kernels.planes import from_layout
 

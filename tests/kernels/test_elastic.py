@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from dps_kernels import (
-    available,
-    elastic,
-    library,
-    linear,
-    new_access,
-    prepare_elastic_linear,
-)
+from dps_kernels import available, elastic, library, linear, new_access, prepare_elastic_linear
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.kernels import packed_cases
